@@ -1,0 +1,45 @@
+# Every target works on a clean checkout: the first one that needs it builds .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Pins hold for everything pip resolves here, also inside build isolation.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv test check pytest bench clean
+
+help: ## show this list
+	@echo "make targets (PYTHON=$(PYTHON) builds $(VENV)):"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP) ## build .venv with the pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	rm -f $@
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: check pytest ## lint, types, import contracts, then all tests
+
+check: $(STAMP) ## lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+pytest: $(STAMP) ## the tests alone; pass options with ARGS="-k launch"
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP) ## run the benchmarks
+	$(BIN)/python -m terrazzo.bench $(ARGS)
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

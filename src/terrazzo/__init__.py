@@ -1,0 +1,37 @@
+"""Terrazzo trains one CNN across several small devices and gives the numbers of one device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from terrazzo.api import agree, check, feed, init, parallelize, plan
+    from terrazzo.records import CheckReport, Layout, Plan
+
+__all__ = [
+    "CheckReport",
+    "Layout",
+    "Plan",
+    "__version__",
+    "agree",
+    "check",
+    "feed",
+    "init",
+    "parallelize",
+    "plan",
+]
+
+_RECORDS = ("CheckReport", "Layout", "Plan")
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for when it is asked for: the command line starts without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'terrazzo' has no attribute {name!r}")
+    if name in _RECORDS:
+        from terrazzo import records as module
+    else:
+        from terrazzo import api as module  # type: ignore[no-redef]
+    return getattr(module, name)

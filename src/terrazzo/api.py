@@ -1,0 +1,209 @@
+"""What a user calls: init, plan, parallelize, feed, check, agree."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from terrazzo.checking import compare_with_plain
+from terrazzo.errors import PlanError, UsageError
+from terrazzo.feed import feed
+from terrazzo.graph.export import export
+from terrazzo.planner import plan_graph
+from terrazzo.planner.explicit import Groups
+from terrazzo.planner.retarget import retarget
+from terrazzo.records import CheckReport, Graph, Layout, Plan
+from terrazzo.records.graph import fingerprint
+from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.net import Net, PlanFor
+from terrazzo.runtime.start import join
+
+__all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
+
+TIMEOUT_S = 300.0
+ALIGN_EVERY = 50
+
+Value = TypeVar("Value", int, float, bool)
+
+
+def init(*, timeout_s: float = TIMEOUT_S) -> int:
+    """Joins the other devices, from the environment that ``terrazzo run`` or torchrun sets.
+
+    Gives this device's number. Alone, it does nothing and gives 0. ``timeout_s`` bounds every
+    wait for another device.
+    """
+    join(os.environ, timeout_s=timeout_s)
+    return torch.distributed.get_rank() if _together() else 0
+
+
+def _together() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _devices() -> int:
+    return torch.distributed.get_world_size() if _together() else 1
+
+
+def plan(
+    model: nn.Module,
+    example: Sequence[Any],
+    *,
+    devices: int | None = None,
+    layout: str | Layout = "auto",
+    groups: Groups = "auto",
+) -> Plan:
+    """A plan for a model on inputs like ``example``.
+
+    ``layout``: "tiles:2x3", uneven "tiles:3,2,1x1", "whole", a Layout, or "auto": the grid of
+    tiles with the shortest borders. ``groups``: "each" (exchange halos at every operator; also
+    what "auto" means so far), "one" (recompute everything), a number, or layers that end groups.
+    """
+    graph = export(model, _checked(example)).graph
+    return plan_graph(graph, devices or _devices(), layout=layout, groups=groups)
+
+
+def parallelize(
+    model: nn.Module,
+    example: Sequence[Any],
+    plan: Plan | None = None,
+    *,
+    layout: str | Layout = "auto",
+    groups: Groups = "auto",
+    seed: int | None = None,
+    nan: str = "raise",
+    align_every: int = ALIGN_EVERY,
+) -> Net:
+    """A net that computes what ``model`` computes, spread over all devices.
+
+    All devices call it with the same model; device 0's weights are taken. Random operators draw
+    from ``seed`` (default: torch's initial seed). ``nan="allow"`` lets NaN pass as PyTorch does.
+    Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
+    never).
+    """
+    _refuse_wrapped(model)
+    if nan not in ("raise", "allow"):
+        raise UsageError(f'nan={nan!r}: say "raise" or "allow"')
+    links = Links()
+    _same_model(model, links)
+    seed = int(links.broadcast(torch.tensor([torch.initial_seed() if seed is None else seed])))
+    planned = _planner(links, plan, layout=layout, groups=groups)
+    net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
+    net.prepare(_checked(example))
+    return net
+
+
+def _planner(
+    links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups
+) -> PlanFor:
+    """The function a net asks when it meets a graph for the first time."""
+    if plan is None:
+        return lambda graph: plan_graph(graph, links.devices, layout=layout, groups=groups)
+    if plan.devices != links.devices:
+        raise PlanError(
+            f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
+            f"tz.plan(model, (x,), devices={links.devices})"
+        )
+    first: list[Graph] = []
+
+    def planned(graph: Graph) -> Plan:
+        if not first:
+            if graph.digest != plan.graph:
+                raise PlanError(
+                    f"the plan was made for model {plan.graph}, this one (or its example input, "
+                    f"or its mode) is {graph.digest}: make a plan for it with tz.plan"
+                )
+            first.append(graph)
+        return retarget(plan, first[0], graph)
+
+    return planned
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UsageError(
+            f"the model is wrapped in {type(model).__name__}, which copies it and sums gradients "
+            "itself: give tz.parallelize the bare model (model.module)"
+        )
+    if isinstance(model, Net):
+        raise UsageError("the model is a net already: tz.parallelize was called on it before")
+
+
+def _same_model(model: nn.Module, links: Links) -> None:
+    """Checks that all devices hold the same architecture, and gives all device 0's weights."""
+    if links.devices == 1:
+        return
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in state.items()]
+    subject = fingerprint(str(model), shapes)
+    links.where = "comparing models"
+    story = f"{type(model).__name__} with {len(shapes)} parameters and buffers ({subject})"
+    compare(links, Note(FORWARD, 0, subject, NOTHING), explain=story)
+    with torch.no_grad():
+        for tensor in state.values():
+            tensor.copy_(links.broadcast(tensor.detach().clone().contiguous()))
+
+
+def _checked(example: Sequence[Any]) -> tuple[Any, ...]:
+    if not isinstance(example, Sequence) or isinstance(example, torch.Tensor):
+        raise UsageError("the example input is a tuple of what the model takes: (x,) for one")
+    return tuple(example)
+
+
+def check(
+    model: nn.Module,
+    example: Sequence[Any],
+    plan: Plan | None = None,
+    *,
+    layout: str | Layout = "auto",
+    groups: Groups = "auto",
+    tolerance: float = 1e-10,
+    seed: int = 0,
+) -> CheckReport:
+    """The promise, tested: one step in float64 on all devices against plain PyTorch.
+
+    The model itself is not changed. Outputs, input gradients, parameter gradients and buffers are
+    compared; see ``CheckReport``.
+    """
+    _refuse_wrapped(model)
+    exact = copy.deepcopy(model).double()
+    inputs = tuple(_double(x) for x in _checked(example))
+    if plan is not None:
+        plan = retarget_precision(plan, model, example, exact, inputs)
+    net = parallelize(
+        copy.deepcopy(exact), inputs, plan, layout=layout, groups=groups, seed=seed
+    )
+    return compare_with_plain(exact, net, inputs, tolerance=tolerance)
+
+
+def retarget_precision(
+    plan: Plan, model: nn.Module, example: Sequence[Any], exact: nn.Module, inputs: Sequence[Any]
+) -> Plan:
+    """A plan made for a float32 model, for the same model in float64."""
+    old = export(model, tuple(example)).graph
+    if old.digest != plan.graph:
+        return plan  # made for another model: parallelize says so
+    return retarget(plan, old, export(exact, tuple(inputs)).graph)
+
+
+def _double(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.double() if x.is_floating_point() else x
+    if isinstance(x, Mapping):
+        return {key: _double(part) for key, part in x.items()}
+    return x
+
+
+def agree(value: Value) -> Value:
+    """Device 0's value on all devices: one decision for all (early stopping, a learning rate)."""
+    if not _together():
+        return value
+    links = Links()
+    compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
+    number = links.broadcast(torch.tensor([float(value)], dtype=torch.float64))
+    return type(value)(number.item())

@@ -1,0 +1,259 @@
+"""Starts one process per device, passes on what they print, and ends them all together.
+
+    starting ──all exit 0──▶ done
+        │
+        ├─one fails──▶ the others have grace_s to say why they stop ──▶ SIGTERM ──▶ SIGKILL
+        └─SIGINT, SIGTERM, SIGHUP──▶ passed on ──▶ SIGKILL; a second one: SIGKILL at once
+
+Whatever way it ends, no process of any device's group is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from terrazzo.cluster.hosts import LocalHosts, reserved_port
+from terrazzo.cluster.printer import Printer
+from terrazzo.cluster.process import DeviceProcess, Failure, LineStream
+from terrazzo.errors import LaunchError
+
+TICK_S = 0.02
+STOP_S = 5.0  # between asking a process to end and ending it
+DRAIN_S = 2.0  # how long what a device left running may hold its output open
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """How each device ended: 0, a positive exit status, or minus the number of a signal."""
+
+    statuses: tuple[int, ...]
+    failure: Failure | None
+
+    @property
+    def ok(self) -> bool:
+        return not any(self.statuses)
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell would report: the first failure's status, 128 + n for signal n."""
+        first = self.failure.status if self.failure else next(filter(None, self.statuses), 0)
+        return first if first >= 0 else 128 - first
+
+
+def launch(
+    command: Sequence[str],
+    devices: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    per_device_env: Sequence[Mapping[str, str]] | None = None,
+    grace_s: float = 10.0,
+    output: Callable[[int, str], None] | None = None,
+) -> LaunchResult:
+    """Runs ``command`` once per device and waits until all have ended.
+
+    Each process inherits this one's environment, then ``env``, then its entry of
+    ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
+    each line of stdout and stderr; without it lines are printed under the device's name.
+    """
+    hosts = LocalHosts(devices)
+    extras: Sequence[Mapping[str, str]] = per_device_env or [{}] * devices
+    _check(command, devices=devices, extras=extras)
+    sink: _Sink = _Callback(output) if output else Printer(hosts.names)
+    base = {**os.environ, **(env or {})}
+    with ExitStack() as cleanup:
+        signals = cleanup.enter_context(_Signals())
+        port = cleanup.enter_context(reserved_port())
+        processes: list[DeviceProcess] = []
+        for device, name in enumerate(hosts.names):
+            environment = hosts.environment(device, port=port, base={**base, **extras[device]})
+            process = DeviceProcess(command, device=device, name=name, environment=environment)
+            cleanup.callback(process.close)
+            processes.append(process)
+        result = _Watch(processes, sink=sink, signals=signals, grace_s=grace_s).until_done()
+    signals.deliver()
+    return result
+
+
+def _check(command: Sequence[str], *, devices: int, extras: Sequence[Mapping[str, str]]) -> None:
+    if not command:
+        raise LaunchError("nothing to start: the command is empty")
+    if shutil.which(command[0]) is None:
+        raise LaunchError(f"cannot start {command[0]}: no such program; give its path")
+    if len(extras) != devices:
+        raise LaunchError(
+            f"per_device_env has {len(extras)} entries for {devices} devices; give one for each"
+        )
+
+
+class _Sink(Protocol):
+    def line(self, device: int, text: str, *, is_error: bool = False) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+class _Callback:
+    """A caller's function in place of the printer; it learns of failures from the result."""
+
+    def __init__(self, output: Callable[[int, str], None]) -> None:
+        self._output = output
+
+    def line(self, device: int, text: str, *, is_error: bool = False) -> None:
+        self._output(device, text)
+
+    def notice(self, text: str) -> None:
+        pass
+
+
+class _Signals:
+    """Notes signals meant to end this process, so that the devices can be ended first."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen.append(number)
+
+    def deliver(self) -> None:
+        """Lets the first signal have the effect it would have had without us."""
+        if self.seen:
+            signal.raise_signal(self.seen[0])
+
+
+class _Watch:
+    """The devices while they run."""
+
+    def __init__(
+        self,
+        processes: Sequence[DeviceProcess],
+        *,
+        sink: _Sink,
+        signals: _Signals,
+        grace_s: float,
+    ) -> None:
+        self._processes = processes
+        self._sink = sink
+        self._signals = signals
+        self._grace_s = grace_s
+        self._first_failed: DeviceProcess | None = None
+        self._ended_s: dict[int, float] = {}
+        self._signals_handled = 0
+        self._orders: list[tuple[float, int]] = []  # (when, signal) still to be sent to all
+        self._selector = selectors.DefaultSelector()
+
+    def until_done(self) -> LaunchResult:
+        with self._selector:
+            for process in self._processes:
+                for stream in process.streams:
+                    self._selector.register(stream, selectors.EVENT_READ, (process, stream))
+            while not all(process.drained for process in self._processes) or self._running():
+                self._pass_on_lines()
+                self._note_ends()
+                self._note_signals()
+                self._carry_out_orders()
+                self._sweep()
+        failed = self._first_failed
+        return LaunchResult(
+            statuses=tuple(process.status or 0 for process in self._processes),
+            failure=failed.failure() if failed else None,
+        )
+
+    def _running(self) -> list[DeviceProcess]:
+        return [process for process in self._processes if process.status is None]
+
+    def _pass_on_lines(self) -> None:
+        if not self._selector.get_map():
+            time.sleep(TICK_S)
+            return
+        for key, _ in self._selector.select(TICK_S):
+            process, stream = key.data
+            lines = stream.read()
+            if not stream.open:
+                self._selector.unregister(key.fd)
+            self._emit(process, stream, lines)
+
+    def _emit(self, process: DeviceProcess, stream: LineStream, lines: list[str]) -> None:
+        is_error = stream is process.stderr
+        for line in lines:
+            if is_error:
+                process.last_lines.append(line)
+            self._sink.line(process.device, line, is_error=is_error)
+
+    def _note_ends(self) -> None:
+        ended = [process for process in self._running() if process.poll() is not None]
+        now_s = time.monotonic()
+        self._ended_s |= {process.device: now_s for process in ended}
+        failed = [process for process in ended if process.status]
+        if not failed or self._first_failed or self._signals.seen:
+            return
+        # Of several found at once, one ended by a signal is the cause: its peers only noticed.
+        self._first_failed = min(failed, key=lambda process: (process.status or 0) > 0)
+        self._orders = [
+            (now_s + self._grace_s, signal.SIGTERM),
+            (now_s + self._grace_s + STOP_S, signal.SIGKILL),
+        ]
+        failure = self._first_failed.failure()
+        self._sink.notice(f"{failure.name} failed with {failure.reason}{self._wait_for_others()}")
+
+    def _wait_for_others(self) -> str:
+        count = len(self._running())
+        if count == 0:
+            return ""
+        others = "the other device has" if count == 1 else f"the {count} others have"
+        return f"; {others} {self._grace_s:g} s to end"
+
+    def _note_signals(self) -> None:
+        for number in self._signals.seen[self._signals_handled :]:
+            now_s = time.monotonic()
+            first = self._signals_handled == 0
+            self._orders = [(now_s, number), (now_s + STOP_S, signal.SIGKILL)]
+            if not first:
+                self._orders = [(now_s, signal.SIGKILL)]
+            self._signals_handled += 1
+
+    def _carry_out_orders(self) -> None:
+        while self._orders and self._orders[0][0] <= time.monotonic():
+            _, number = self._orders.pop(0)
+            for process in self._running():
+                process.signal(number)
+
+    def _sweep(self) -> None:
+        """Ends what a finished device left running, once it has had time for its last lines."""
+        now_s = time.monotonic()
+        for process in self._processes:
+            age_s = now_s - self._ended_s.get(process.device, now_s)
+            if process.drained or age_s < DRAIN_S:
+                continue
+            process.signal(signal.SIGKILL)
+            if age_s < 2 * DRAIN_S:
+                continue
+            for stream in process.streams:  # held by something that left the group
+                if stream.open:
+                    self._selector.unregister(stream)
+                    self._emit(process, stream, stream.close())

@@ -1,0 +1,53 @@
+"""Every error Terrazzo raises, in one tree.
+
+A message says what failed, on which object, the value seen against the limit, and what to do
+next. The command line prints it as one line; a script can catch the branch it cares for.
+
+    TerrazzoError
+    ├── UsageError         a call or a flag that makes no sense
+    ├── ModelError         a model that cannot be loaded, exported or kept exact
+    ├── PlanError          a plan that does not fit the model, the input or the devices
+    ├── LaunchError        processes that could not be started
+    └── RunError           something that went wrong while devices worked together
+        ├── PeerLost       a device stopped answering
+        ├── Disagreement   devices hold different batches, targets, weights or modes
+        └── NotANumber     the model or its gradient produced NaN
+"""
+
+from __future__ import annotations
+
+
+class TerrazzoError(Exception):
+    """The root: anything that Terrazzo itself refuses or reports."""
+
+
+class UsageError(TerrazzoError):
+    """A call or a flag that makes no sense."""
+
+
+class ModelError(TerrazzoError):
+    """A model that cannot be loaded, exported or kept exact."""
+
+
+class PlanError(TerrazzoError):
+    """A plan that does not fit the model, the input or the devices."""
+
+
+class LaunchError(TerrazzoError):
+    """Processes that could not be started."""
+
+
+class RunError(TerrazzoError):
+    """Something that went wrong while devices worked together."""
+
+
+class PeerLost(RunError):
+    """A device stopped answering."""
+
+
+class Disagreement(RunError):
+    """Devices hold different batches, targets, weights or modes."""
+
+
+class NotANumber(RunError):
+    """The model or its gradient produced NaN."""

@@ -1,0 +1,1 @@
+"""From nn.Module to Graph, and the table of operator rules."""

@@ -1,0 +1,127 @@
+"""What a rule is, and the table that holds them.
+
+Every dimension of every value carries a letter: ``h`` or ``w`` where positions of the image run
+along it, ``.`` where they do not. Rules carry the letters forward; a value without letters is
+whole. A letter that survives means that the value can be cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from terrazzo.geometry import Box, Span
+from terrazzo.records import Argument, Graph, Node
+
+Axes = str
+"""One letter per dimension, for instance ``..hw``."""
+
+LOCAL, NORM, REDUCE, WHOLE = "local", "norm", "reduce", "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a node runs, and the letters of its main output."""
+
+    role: str
+    axes: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one tensor argument contributes: a box of it, then padding around that box."""
+
+    box: Box
+    pad: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """How one device computes a box of a result: what to read, what to call, what to keep.
+
+    ``args`` hold the references of the node in their places; the reads answer them in order.
+    ``crop`` is the part of the call's result that is the box asked for (all of it when None).
+    """
+
+    reads: tuple[Read, ...]
+    op: str
+    args: tuple[Argument, ...]
+    crop: tuple[Span, ...] | None = None
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How a result over all positions is made from one part per device.
+
+    Each device computes ``partial`` of the box it owns of the value that ``main`` refers to; the
+    parts are combined ("sum", "max" or "first") and ``finish`` turns that into the result.
+    ``keeps`` says where the partial of a box lies in the partial of everything, whose shape is
+    ``shape``; ``rows`` is the number of numbers kept per element (a maximum keeps its ties too).
+    """
+
+    main: int
+    partial: Callable[[Box], Local]
+    combine: str
+    shape: tuple[int, ...]
+    keeps: Callable[[Box], Box]
+    finish: str = ""
+    finish_args: tuple[Argument, ...] = ()
+    rows: int = 0
+
+
+AxesOf = Mapping[str, Axes]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The rule of one operator; parts it does not need stay unset."""
+
+    place: Callable[[Node, Graph, AxesOf], Placement]
+    local: Callable[[Node, Graph, Box], Local] | None = None
+    reduce: Callable[[Node, Graph], Reduction] | None = None
+
+
+@dataclass
+class Table:
+    """Operator name to rule."""
+
+    rules: dict[str, Rule] = field(default_factory=dict)
+
+    def add(self, rule: Rule, *ops: str) -> None:
+        for op in ops:
+            if op in self.rules:
+                raise ValueError(f"two rules for {op}")
+            self.rules[op] = rule
+
+
+TABLE = Table()
+
+
+def rule_for(op: str) -> Rule | None:
+    return TABLE.rules.get(op)
+
+
+def blank(node: Node, graph: Graph) -> Axes:
+    return "." * len(graph.shape(node.output))
+
+
+def whole(node: Node, graph: Graph) -> Placement:
+    return Placement(WHOLE, blank(node, graph))
+
+
+def is_cut(axes: Axes) -> bool:
+    return axes.strip(".") != ""
+
+
+def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    """How a node runs, given the letters of what it reads."""
+    rule = rule_for(node.op)
+    if rule is None or not any(is_cut(axes[name]) for name in node.refs):
+        return whole(node, graph)
+    return rule.place(node, graph, axes)
+
+
+def full(graph: Graph, name: str) -> Read:
+    """A read of all of a value."""
+    return Read(Box.whole(graph.shape(name)))

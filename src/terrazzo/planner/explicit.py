@@ -1,0 +1,101 @@
+"""A plan from explicit choices: one layout for all, and where groups end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from terrazzo.errors import PlanError, UsageError
+from terrazzo.graph.rules.windows import windowed
+from terrazzo.records import Graph, Group, Layout, Plan
+
+Groups = str | int | Sequence[str]
+
+
+def plan_graph(graph: Graph, devices: int, *, layout: str | Layout, groups: Groups) -> Plan:
+    """A plan for one graph.
+
+    ``layout``: "auto", "whole", "tiles:RxC" or a Layout. ``groups``: "auto", "each", "one", a
+    number, or names of layers that end groups.
+    """
+    if devices < 1:
+        raise UsageError(f"a plan for {devices} devices was asked for; it needs at least 1")
+    if not graph.nodes:
+        raise PlanError("the model has no operators: there is nothing to plan")
+    chosen = _layout(graph, devices, layout)
+    ends = _ends(graph, groups)
+    return Plan(
+        graph=graph.digest,
+        devices=devices,
+        groups=tuple(
+            Group(graph.nodes[last].output, chosen, _title(graph, first, last))
+            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+        ),
+    )
+
+
+def _layout(graph: Graph, devices: int, layout: str | Layout) -> Layout:
+    if isinstance(layout, str):
+        layout = best_grid(graph, devices) if layout == "auto" else Layout.parse(layout)
+    if not layout.is_whole and layout.devices != devices:
+        raise PlanError(
+            f"layout {layout} is for {layout.devices} devices, this cluster has {devices}: "
+            f'take layout="{best_grid(graph, devices)}"'
+        )
+    return layout
+
+
+def best_grid(graph: Graph, devices: int) -> Layout:
+    """The grid whose inner borders are shortest on the largest image input."""
+    images = [graph.shape(name) for name in graph.inputs if name and len(graph.shape(name)) == 4]
+    if devices == 1 or not images:
+        return Layout() if not images else Layout.tiles(1, 1)
+    height, width = max(images, key=lambda shape: shape[-1] * shape[-2])[-2:]
+    grids = [(rows, devices // rows) for rows in range(1, devices + 1) if devices % rows == 0]
+    rows, cols = min(grids, key=lambda g: ((g[0] - 1) * width + (g[1] - 1) * height, g[1]))
+    return Layout.tiles(rows, cols)
+
+
+def _ends(graph: Graph, groups: Groups) -> list[int]:
+    """The indices of the nodes that end groups."""
+    final = len(graph.nodes) - 1
+    if groups in ("auto", "each"):
+        return list(range(len(graph.nodes)))
+    if groups == "one":
+        return [final]
+    if isinstance(groups, str) and groups.isdigit():
+        groups = int(groups)
+    if isinstance(groups, int):
+        return _even_ends(graph, groups)
+    names = groups.split(",") if isinstance(groups, str) else list(groups)
+    ends = {_layer_end(graph, name) for name in names}
+    return sorted(ends | {final})
+
+
+def _even_ends(graph: Graph, count: int) -> list[int]:
+    """Groups with equal numbers of windowed operators, the ones that need halos."""
+    heads = [index for index, node in enumerate(graph.nodes) if windowed(node, graph)]
+    if not 1 <= count <= max(len(heads), 1):
+        raise PlanError(
+            f"groups={count}: the model has {len(heads)} operators with windows, so a number from "
+            f"1 to {max(len(heads), 1)} makes sense"
+        )
+    starts = [heads[position * len(heads) // count] for position in range(1, count)]
+    return [*(start - 1 for start in starts), len(graph.nodes) - 1]
+
+
+def _layer_end(graph: Graph, name: str) -> int:
+    found = [
+        index
+        for index, node in enumerate(graph.nodes)
+        if name in (node.layer, node.output) or node.layer.startswith(name + ".")
+    ]
+    if not found:
+        layers = list(dict.fromkeys(node.layer for node in graph.nodes if node.layer))
+        some = ", ".join(layers[:8]) + (", ..." if len(layers) > 8 else "")
+        raise PlanError(f"groups: the model has no layer {name!r}; it has {some}")
+    return max(found)
+
+
+def _title(graph: Graph, first: int, last: int) -> str:
+    one, other = (graph.nodes[i].layer or graph.nodes[i].output for i in (first, last))
+    return one if first == last else f"{one}..{other}"

@@ -1,0 +1,31 @@
+"""A plan for another input size or mode of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from terrazzo.graph.rules.windows import windowed
+from terrazzo.records import Graph, Group, Plan
+
+
+def retarget(plan: Plan, old: Graph, new: Graph) -> Plan:
+    """The same layouts, with groups ending after as many windowed operators as before.
+
+    Names of values differ between train and eval mode, and operators may come and go with the
+    input size; convolutions and pools are what the borders of groups are about.
+    """
+    if old.digest == new.digest:
+        return plan
+    before = [index for index, node in enumerate(old.nodes) if windowed(node, old)]
+    after = [index for index, node in enumerate(new.nodes) if windowed(node, new)]
+    groups: dict[int, Group] = {}
+    for group in plan.groups:
+        end = old.producer[group.last]
+        done = sum(index <= end for index in before)
+        last = after[done] - 1 if done < len(after) else len(new.nodes) - 1
+        if last >= 0:
+            groups[last] = replace(group, last=new.nodes[last].output)
+    final = len(new.nodes) - 1
+    if final not in groups:
+        groups[final] = replace(plan.groups[-1], last=new.nodes[final].output)
+    return Plan(new.digest, plan.devices, tuple(groups[end] for end in sorted(groups)))

@@ -1,0 +1,79 @@
+"""A plan: how a model is cut into groups of operators, and each group over the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from terrazzo.records import document
+from terrazzo.records.layout import Layout
+
+KIND, VERSION = "plan", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A run of operators up to and including the one that makes ``last``, in one layout."""
+
+    last: str
+    layout: Layout
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Groups in execution order for one graph (by its digest) on a number of devices."""
+
+    graph: str
+    devices: int
+    groups: tuple[Group, ...]
+
+    def to_json(self) -> str:
+        return document.dump(
+            KIND,
+            VERSION,
+            {
+                "graph": self.graph,
+                "devices": self.devices,
+                "groups": [
+                    {
+                        "last": group.last,
+                        "title": group.title,
+                        "layout": [[axis, list(shares)] for axis, shares in group.layout.cuts],
+                    }
+                    for group in self.groups
+                ],
+            },
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        body = document.parse(text, KIND, VERSION)
+        return cls(
+            graph=body["graph"],
+            devices=body["devices"],
+            groups=tuple(
+                Group(group["last"], _layout(group["layout"]), group["title"])
+                for group in body["groups"]
+            ),
+        )
+
+    def save(self, path: str | Path) -> None:
+        document.write(Path(path), self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def __str__(self) -> str:
+        rows = [f"plan for {self.devices} device{'s' if self.devices != 1 else ''}"]
+        rows += [
+            f"  group {index}: {group.title or '... ' + group.last}  {group.layout}"
+            for index, group in enumerate(self.groups)
+        ]
+        return "\n".join(rows)
+
+
+def _layout(cuts: Sequence[tuple[str, Sequence[int]]]) -> Layout:
+    return Layout(tuple((axis, tuple(shares)) for axis, shares in cuts))

@@ -1,0 +1,1 @@
+"""Executes a Plan on torch.distributed: exchange, norm, random, gradients, agreement."""

@@ -1,0 +1,113 @@
+"""Agreement: devices compare notes before they work together, so that none waits for ever.
+
+Every note has the same size, whatever it is about, so a device that is somewhere else in the
+script is found out instead of breaking the connection. A digest of a tensor is a few sums over
+its stretches: equal up to rounding for equal data, also on mixed hardware, and different for
+another batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from terrazzo.errors import Disagreement
+from terrazzo.runtime.links import Links
+
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+NAMES = {
+    FORWARD: "a forward call",
+    BACKWARD: "a backward pass",
+    COMMIT: "the end of a backward pass",
+    FEED: "reading the next batch",
+    ALIGN: "comparing weights",
+    AGREE: "tz.agree",
+}
+STRETCHES = 8
+NOTE = 4 + STRETCHES + 1
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""How far digests of equal data may lie apart, relative to the sum of absolute values."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What one device says: where it is, which call, what it is about, and a digest."""
+
+    kind: float
+    call: int
+    subject: str
+    digest: Tensor
+    flag: float = 0.0
+    tolerance: float = 1e-3
+
+
+def digest(tensors: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """Sums over stretches and the sum of absolute values; and the tolerance for comparing."""
+    total = torch.zeros(STRETCHES + 1, dtype=torch.float64)
+    tolerance = 1e-6
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tolerance = max(tolerance, TOLERANCE.get(tensor.dtype, 5e-2))
+        flat = tensor.detach().reshape(-1)
+        if not flat.numel():
+            continue
+        width = -(-flat.numel() // STRETCHES)
+        for stretch, piece in enumerate(flat.split(width)):
+            total[stretch] += piece.sum(dtype=torch.float64).cpu()
+        size = flat.abs() if flat.dtype != torch.bool else flat
+        total[STRETCHES] += size.sum(dtype=torch.float64).cpu()
+    return total, tolerance
+
+
+NOTHING = torch.zeros(STRETCHES + 1, dtype=torch.float64)
+
+
+def compare(links: Links, note: Note, *, explain: str) -> list[float]:
+    """Compares notes; gives everybody's flags. ``explain`` is this device's side of the story."""
+    if links.devices == 1:
+        return [note.flag]
+    number = int(note.subject[:12], 16) if note.subject else 0
+    row = torch.tensor([note.kind, note.call, number, note.flag], dtype=torch.float64)
+    rows = links.gather(torch.cat([row, note.digest]), counted=False)
+    kinds, calls, subjects = rows[:, 0], rows[:, 1], rows[:, 2]
+    same = bool((kinds == kinds[0]).all() and (calls == calls[0]).all())
+    if not same or not bool((subjects == subjects[0]).all()):
+        raise _disagreement(links, explain, "the devices are not doing the same thing")
+    if not _close(rows[:, 4:], note.tolerance):
+        raise _disagreement(links, explain, _what_differs(note.kind))
+    flags: list[float] = rows[:, 3].tolist()
+    return flags
+
+
+def _close(digests: Tensor, tolerance: float) -> bool:
+    """NaN is equal to NaN here: it has a check of its own."""
+    spread = digests.amax(0) - digests.amin(0)
+    limit = tolerance * digests[:, -1].amax().clamp(min=1e-30)
+    finite = torch.isfinite(digests)
+    if not bool(finite.all()):
+        return bool((finite == finite[0]).all())
+    return bool((spread <= limit).all())
+
+
+def _what_differs(kind: float) -> str:
+    if kind == BACKWARD:
+        return (
+            "the gradients that come into net differ between devices, so the targets or the loss "
+            "do: give every device the same y (tz.feed does), and the same loss"
+        )
+    return (
+        "the batches given to net differ between devices: read on one device with "
+        "tz.feed(loader, net), or give every device the same batch (no DistributedSampler)"
+    )
+
+
+def _disagreement(links: Links, explain: str, what: str) -> Disagreement:
+    stories = links.gather_text(explain)
+    if len(set(stories)) == 1:
+        told = f"all say: {stories[0]}"
+    else:
+        told = "; ".join(f"device {device}: {story}" for device, story in enumerate(stories))
+    return Disagreement(f"{what}. {told}")

@@ -1,0 +1,71 @@
+"""Alignment: weights that drifted apart by rounding become one device's again.
+
+On like hardware nothing ever differs. On mixed hardware even an optimiser's step rounds
+differently; a difference that small is taken from device 0, a larger one is an error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from terrazzo.errors import Disagreement
+from terrazzo.runtime.agreement import ALIGN, NOTHING, Note, compare
+from terrazzo.runtime.links import Links
+
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
+"""How far apart, relative to their norm, weights may drift and still count as rounding."""
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def _bits(tensor: Tensor) -> int:
+    """A digest of the exact bits."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.to(torch.uint8)
+    view = flat.view(torch.uint8) if flat.element_size() == 1 else flat.view(_INTEGERS[flat.element_size()])
+    weights = torch.arange(1, view.numel() + 1, device=view.device)
+    return int((view.to(torch.int64) * (weights * 2654435761 % 1000003)).sum())
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def align_weights(model: nn.Module, links: Links) -> int:
+    """Gives the number of tensors that differed and were taken from device 0."""
+    if links.devices == 1:
+        return 0
+    links.where = "comparing weights"
+    compare(links, Note(ALIGN, 0, "", NOTHING), explain="comparing weights")
+    state = _state(model)
+    digests = links.gather(
+        torch.tensor([_bits(tensor) for tensor in state.values()], dtype=torch.int64),
+        counted=False,
+    )
+    differs = (digests != digests[0]).any(0).tolist()
+    changed = 0
+    for (name, tensor), different in zip(state.items(), differs, strict=True):
+        if different:
+            _take_first(name, tensor, links)
+            changed += 1
+    return changed
+
+
+def _take_first(name: str, tensor: Tensor, links: Links) -> None:
+    first = links.broadcast(tensor.clone().contiguous())
+    limit = ROUNDING.get(tensor.dtype, 5e-2)
+    scale = float(first.double().norm()) or 1.0
+    gap = float((tensor.double() - first.double()).norm()) / scale
+    gaps = links.gather(torch.tensor([gap], dtype=torch.float64), counted=False).flatten()
+    if not bool((gaps <= limit).all()):
+        worst = int(gaps.nan_to_num(nan=float("inf")).argmax())
+        raise Disagreement(
+            f"{name} on device {worst} differs from device 0 by {float(gaps[worst]):.1e} of its "
+            f"norm, more than rounding explains ({limit:.0e}): did the devices step with other "
+            "learning rates, or load other weights? Load the same checkpoint on all."
+        )
+    tensor.copy_(first)

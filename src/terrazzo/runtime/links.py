@@ -1,0 +1,222 @@
+"""The other devices: sending boxes, summing, and finding out who is gone.
+
+Everything goes through torch.distributed. Weight gradients are summed in a process group of their
+own, so that a few statistics never wait behind megabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from terrazzo.errors import PeerLost, RunError
+
+GONE_AFTER_S = 3.0
+"""How long survivors wait for each other's sign of life before they name the missing."""
+
+
+@dataclass
+class Counters:
+    """Payload so far: boxes sent to peers, and the sizes of what was summed or gathered."""
+
+    sent_bytes: int = 0
+    summed_bytes: int = 0
+
+
+class Links:
+    """This device among the others. Alone, every operation is the identity."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.where = "the start"
+        self._broken: RunError | None = None
+        self._alone = not (dist.is_available() and dist.is_initialized())
+        self.device = 0 if self._alone else dist.get_rank()
+        self.devices = 1 if self._alone else dist.get_world_size()
+        if not self._alone:
+            self._store: dist.Store = dist.distributed_c10d._get_default_store()
+            limit = _timeout()
+            self.timeout_s = limit.total_seconds()
+            with self._guard():
+                self._small = dist.new_group(timeout=limit)
+                self._bulk = dist.new_group(timeout=limit)
+
+    # ---- talking -----------------------------------------------------------------------
+
+    def exchange(
+        self, sends: Sequence[tuple[int, int, Tensor]], receives: Sequence[tuple[int, int, Tensor]]
+    ) -> None:
+        """Posts all (peer, tag, tensor) messages at once, then waits for them."""
+        waiting = []
+        for peer, tag, tensor in receives:
+            with self._guard(peer):
+                waiting.append((peer, dist.irecv(tensor, peer, group=self._small, tag=tag)))
+        for peer, tag, tensor in sends:
+            with self._guard(peer):
+                waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
+            self.counters.sent_bytes += tensor.numel() * tensor.element_size()
+        for peer, work in waiting:
+            with self._guard(peer):
+                if work is not None:
+                    work.wait()
+
+    def gather(self, tensor: Tensor, *, counted: bool = True) -> Tensor:
+        """One small tensor of equal shape from each device, stacked in order of device."""
+        if self.devices == 1:
+            return tensor.unsqueeze(0)
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.devices)]
+        with self._guard():
+            dist.all_gather(parts, tensor, group=self._small)
+        if counted:
+            self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        return torch.stack(parts)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over devices, in place."""
+        if self.devices > 1:
+            with self._guard():
+                dist.all_reduce(tensor, group=self._small)
+            self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def sum_later(self, tensor: Tensor) -> Pending:
+        """Starts a sum in the background; ``wait`` on what it gives."""
+        with self._guard():
+            work = dist.all_reduce(tensor, group=self._bulk, async_op=True)
+        self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        return Pending(self, work, tensor)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """One device's tensor, in place on all."""
+        if self.devices > 1:
+            with self._guard():
+                dist.broadcast(tensor, source, group=self._small)
+        return tensor
+
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        """A byte string from one device; the others pass None."""
+        if self.devices == 1:
+            assert data is not None
+            return data
+        size = self.broadcast(torch.tensor([len(data or b"")]), source)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return bytes(self.broadcast(buffer, source).numpy().tobytes()) if int(size) else b""
+
+    def gather_text(self, text: str) -> list[str]:
+        """A short text from each device."""
+        data = text.encode()
+        sizes = self.gather(torch.tensor([len(data)]), counted=False)
+        buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = self.gather(buffer, counted=False)
+        return [
+            row[: int(size)].numpy().tobytes().decode()
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    # ---- losing each other -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _guard(self, peer: int | None = None) -> Iterator[None]:
+        """Turns a broken connection into an error that names the device."""
+        if self._broken is not None:
+            raise RunError(f"the devices lost each other earlier: {self._broken}")
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, (torch.OutOfMemoryError,)):
+                raise
+            raise self._lost(error, peer) from error
+
+    def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
+        """Asks the store who else is there, and says who is not."""
+        reasons = self._failures()
+        missing = [] if reasons else self._roll_call()
+        if reasons:
+            text = "; ".join(f"device {device} failed: {why}" for device, why in reasons.items())
+        elif missing:
+            names = ", ".join(f"device {device}" for device in missing)
+            text = f"{names} stopped answering"
+        elif peer is not None:
+            text = f"the connection to device {peer} broke, or it was silent too long"
+        else:
+            text = f"no answer from the other devices within {self.timeout_s:g} s"
+        lost = PeerLost(
+            f"{text}, in {self.where} on device {self.device} ({str(error).splitlines()[0]}). "
+            "Start again without it, or look at its own output."
+        )
+        self._broken = lost
+        self.abort(str(lost), report=False)
+        return lost
+
+    def _failures(self) -> dict[int, str]:
+        """What devices that gave up wrote into the store."""
+        found: dict[int, str] = {}
+        deadline = time.monotonic() + 0.5
+        while not found and time.monotonic() < deadline:
+            for device in range(self.devices):
+                with contextlib.suppress(Exception):
+                    key = f"terrazzo/failed/{device}"
+                    if device != self.device and self._store.check([key]):
+                        found[device] = self._store.get(key).decode()
+            time.sleep(0.05)
+        return found
+
+    def _roll_call(self) -> list[int]:
+        """Who does not report to the store within a short time."""
+        try:
+            self._store.set(f"terrazzo/here/{self.device}", "1")
+        except Exception:
+            return [0]  # the store lives on device 0 when no launcher hosts it
+        missing = [device for device in range(self.devices) if device != self.device]
+        deadline = time.monotonic() + GONE_AFTER_S
+        while missing and time.monotonic() < deadline:
+            try:
+                missing = [d for d in missing if not self._store.check([f"terrazzo/here/{d}"])]
+            except Exception:
+                return [0]
+            time.sleep(0.05)
+        return missing
+
+    def abort(self, reason: str, *, report: bool = True) -> None:
+        """Gives up on the run: tells the others why, and closes the connections so they wake."""
+        if self._alone:
+            return
+        if report:
+            with contextlib.suppress(Exception):
+                self._store.set(f"terrazzo/failed/{self.device}", reason)
+        self._broken = self._broken or RunError(reason)
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def _timeout() -> timedelta:
+    """The timeout that the default process group was made with."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    limit: timedelta = backend.options._timeout
+    return limit
+
+
+@dataclass
+class Pending:
+    """A sum under way."""
+
+    links: Links
+    work: dist.Work | None
+    tensor: Tensor
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            with self.links._guard():
+                self.work.wait()
+        return self.tensor

@@ -1,0 +1,166 @@
+"""A program made ready for this device, and its calls: forward through the steps, then back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from terrazzo.errors import NotANumber
+from terrazzo.runtime.dtypes import infer_dtypes
+from terrazzo.runtime.gradients import Buckets
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.steps import (
+    CombineStep,
+    ComputeStep,
+    DeviceStep,
+    ExchangeStep,
+    NormStep,
+    Run,
+    SpreadStep,
+    TakeStep,
+)
+from terrazzo.runtime.steps.step import Given
+from terrazzo.schedule import Combine, Compute, Exchange, Norm, Program, Spread, Step, Take
+from terrazzo.schedule.gradient import differentiable, reached
+
+
+class Machine:
+    """One program on one device."""
+
+    def __init__(self, program: Program, links: Links) -> None:
+        self.program, self.links = program, links
+        self._reads = [_reads(step) for step in program.steps]
+        self._carriers: dict[frozenset[str], frozenset[str]] = {}
+        self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
+        last = {name: index for index, names in enumerate(self._reads) for name in names}
+        self._results = frozenset(program.outputs.values())
+        self._drops: list[list[str]] = [[] for _ in program.steps]
+        for name, index in last.items():
+            if name not in self._results:
+                self._drops[index].append(name)
+        self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
+
+    def _ready(self, index: int, step: Step) -> DeviceStep:
+        program, device = self.program, self.links.device
+        if isinstance(step, Take):
+            return TakeStep(step)
+        if isinstance(step, Exchange):
+            return ExchangeStep(step)
+        if isinstance(step, Spread):
+            value = program.graph.values[program.arrays[step.source].value]
+            return SpreadStep(step, parameter=value.kind == "parameter")
+        if isinstance(step, Norm):
+            return NormStep(index, step, program, device=device)
+        if isinstance(step, Combine):
+            return CombineStep(index, step, program, device=device)
+        assert isinstance(step, Compute)
+        later = {name for names in self._reads[index + 1 :] for name in names}
+        exports = frozenset(later) | self._results
+        ready = ComputeStep(index, step, program, device=device, exports=exports)
+        ready.last_use = frozenset(self._drops[index])
+        return ready
+
+    def carriers(self, leaves: frozenset[str]) -> frozenset[str]:
+        """The arrays that carry a gradient when these leaves do."""
+        if leaves not in self._carriers:
+            known = leaves & frozenset(self.program.arrays)
+            self._carriers[leaves] = differentiable(self.program, known)
+        return self._carriers[leaves]
+
+    def dtypes(self, device: torch.device) -> Mapping[str, torch.dtype]:
+        """The dtype of every value in the running context: autocast is not in the graph."""
+        kind = device.type
+        key = (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
+        if key not in self._dtypes:
+            self._dtypes[key] = infer_dtypes(self.program.graph, autocast=bool(key[1]), kind=kind)
+        return self._dtypes[key]
+
+    def forward(self, run: Run, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All steps in order; gives the values the caller asked for, by name."""
+        run.held.update(leaves)
+        for step, drops in zip(self.steps, self._drops, strict=True):
+            step.forward(run)
+            for name in drops:
+                run.held.pop(name, None)
+        return {value: run.held[array] for value, array in self.program.outputs.items()}
+
+    def backward(self, run: Run, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All steps in reverse; gives the complete gradients of the leaves, by name."""
+        arrays = {value: self.program.outputs[value] for value in grads}
+        run.live = reached(self.program, run.carriers, frozenset(arrays.values()))
+        run.buckets = Buckets(self.links)
+        for value, grad in grads.items():
+            if arrays[value] in run.carriers:
+                run.add(arrays[value], grad)
+        for step in reversed(self.steps):
+            step.backward(run)
+        for name, total in run.buckets.finish().items():
+            run.add(name, total)
+        for name, part in run.input_parts.items():
+            run.add(name, self.links.sum(part))
+        leaves = {name for name in run.live if self._is_leaf(name)}
+        found = {name: run.grads[name] for name in leaves if name in run.grads}
+        run.held.clear()
+        run.saved.clear()
+        run.grads.clear()
+        return found
+
+    def _is_leaf(self, name: str) -> bool:
+        return name in self.program.graph.values and name not in self.program.graph.producer
+
+    def find_nan(self, run: Run, leaves: Mapping[str, Tensor]) -> NotANumber:
+        """Runs forward once more, all devices together, to name where NaN first appears."""
+        run.held.update(leaves)
+        bad = [name for name, given in run.given.items() if _has_nan(given.tensor)]
+        if bad:
+            return NotANumber(f"the batch itself holds NaN (input {bad[0]!r}): look at the data")
+        for index, step in enumerate(self.steps):
+            step.forward(run)
+            found = [name for name in _writes(self.program.steps[index]) if _has_nan(run.held.get(name))]
+            flags = self.links.gather(torch.tensor([float(bool(found))]), counted=False)
+            if bool(flags.any()):
+                devices = [d for d, flag in enumerate(flags.flatten().tolist()) if flag]
+                return NotANumber(
+                    f"{_title(self.program, self.program.steps[index])} gives NaN on device"
+                    f"{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}. Lower the "
+                    'learning rate or look at the data; nan="allow" lets it pass as PyTorch does.'
+                )
+        return NotANumber("the model gave NaN once and not again when asked: look at its memory")
+
+
+def _has_nan(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any())
+
+
+def _reads(step: Step) -> tuple[str, ...]:
+    if isinstance(step, (Take, Spread)):
+        return (step.source,)
+    if isinstance(step, Exchange):
+        return tuple(move.source for move in step.moves)
+    if isinstance(step, Compute):
+        return tuple(name for apply in step.applies for name in apply.inputs)
+    return step.inputs
+
+
+def _writes(step: Step) -> tuple[str, ...]:
+    if isinstance(step, (Take, Spread)):
+        return (step.target,)
+    if isinstance(step, Exchange):
+        return tuple(move.target for move in step.moves)
+    if isinstance(step, Compute):
+        return tuple(name for apply in step.applies for name in apply.outputs if name)
+    return (step.target,) if isinstance(step, Combine) else tuple(n for n in step.outputs if n)
+
+
+def _title(program: Program, step: Step) -> str:
+    if isinstance(step, (Norm, Combine)):
+        return program.graph.nodes[step.node].title
+    if isinstance(step, Compute):
+        first, last = (program.graph.nodes[step.applies[i].node].title for i in (0, -1))
+        return first if first == last else f"something between {first} and {last}"
+    return f"the value {_writes(step)[0]!r}"
+
+
+__all__ = ["Given", "Machine", "Run"]

@@ -1,0 +1,118 @@
+"""One node, ready to run on this device: what to slice, pad, call and crop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from terrazzo.geometry import Box, Span
+from terrazzo.graph.rules import Local
+from terrazzo.records import Argument, Dtype, Ref
+from terrazzo.runtime.kernels import DRAWS, Site, kernel
+from terrazzo.runtime.norms import WHOLE_NORMS
+
+Draw = Callable[[tuple[int, ...], Box], Site]
+"""Makes the site of an operator: net knows seed and step, the operator its shape and box."""
+
+
+class Operator:
+    """A call with its arguments in place; tensors are put in when it runs."""
+
+    def __init__(
+        self,
+        op: str,
+        args: Sequence[Argument],
+        *,
+        prepare: Sequence[tuple[tuple[slice, ...] | None, tuple[int, ...] | None]] = (),
+        crop: tuple[Span, ...] | None = None,
+        fill: float = 0.0,
+        shape: tuple[int, ...] = (),
+        box: Box | None = None,
+    ) -> None:
+        self.op, self.args = op, tuple(_constant(argument) for argument in args)
+        self.prepare, self.fill = prepare, fill
+        self.crop = tuple(slice(low, high) for low, high in crop or ())
+        self.keeps = tuple(high if low == 0 else -1 for low, high in crop or ())
+        self.shape, self.box = shape, box or Box.whole(shape)
+        self.draws = op in DRAWS
+        self.call = DRAWS[op] if self.draws else WHOLE_NORMS.get(op) or kernel(op)
+
+    def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
+        if self.prepare:
+            tensors = [
+                _prepared(tensor, slices, pad, self.fill)
+                for tensor, (slices, pad) in zip(tensors, self.prepare, strict=True)
+            ]
+        args = _filled(self.args, iter(tensors))
+        site = (draw(self.shape, self.box),) if self.draws else ()
+        result = self.call(*site, *args)
+        if self.crop and result.shape != self.keeps:  # a slice of everything is not free
+            result = result[self.crop]
+        return result
+
+
+def whole_operator(op: str, args: Sequence[Argument], shape: tuple[int, ...]) -> Operator:
+    """A node as exported."""
+    return Operator(op, args, shape=shape)
+
+
+def local_operator(
+    local: Local, held: Sequence[Box], *, shape: tuple[int, ...], box: Box
+) -> Operator:
+    """A node on one box, reading from tensors that hold the boxes ``held``."""
+    prepare = tuple(
+        (
+            None if read.box == have else read.box.within(have).slices(),
+            _padding(read.pad),
+        )
+        for read, have in zip(local.reads, held, strict=True)
+    )
+    if all(slices is None and pad is None for slices, pad in prepare):
+        prepare = ()
+    return Operator(
+        local.op,
+        local.args,
+        prepare=prepare,
+        crop=local.crop,
+        fill=local.fill,
+        shape=shape,
+        box=box,
+    )
+
+
+def _padding(pads: Sequence[Span]) -> tuple[int, ...] | None:
+    """Padding in the order torch wants: last dimension first; None when there is none."""
+    if not any(amount for pad in pads for amount in pad):
+        return None
+    first = next(dim for dim, pad in enumerate(pads) if any(pad))
+    return tuple(amount for pad in reversed(pads[first:]) for amount in pad)
+
+
+def _prepared(
+    tensor: Tensor, slices: tuple[slice, ...] | None, pad: tuple[int, ...] | None, fill: float
+) -> Tensor:
+    if slices is not None:
+        tensor = tensor[slices]
+    return tensor if pad is None else F.pad(tensor, pad, value=fill)
+
+
+def _constant(argument: Argument) -> Any:
+    """An argument with dtypes made real and references left as markers."""
+    if isinstance(argument, Dtype):
+        return getattr(torch, argument.name)
+    if isinstance(argument, tuple):
+        return tuple(_constant(part) for part in argument)
+    return argument
+
+
+def _filled(argument: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same arguments with tensors where references stood."""
+    if isinstance(argument, Ref):
+        return next(tensors)
+    if isinstance(argument, tuple):
+        return [_filled(part, tensors) for part in argument]
+    return argument

@@ -1,0 +1,64 @@
+"""Joining the other devices: torch.distributed from the launcher's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from terrazzo.errors import LaunchError, UsageError
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
+    """Joins the process group that the environment describes; without one, stays alone."""
+    if dist.is_available() and dist.is_initialized():
+        return
+    if int(environment.get("WORLD_SIZE", "1")) <= 1:
+        return
+    missing = [name for name in NEEDED if name not in environment]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']} but {', '.join(missing)} is not set: start "
+            "with terrazzo run --on N script.py, or with torchrun"
+        )
+    if not dist.is_available():
+        raise LaunchError(
+            "this build of torch has no torch.distributed: install one that has it (see the docs)"
+        )
+    device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    limit = timedelta(seconds=timeout_s)
+    try:
+        store, *_ = next(dist.rendezvous("env://", device, devices, timeout=limit))
+    except Exception as error:
+        where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        raise LaunchError(
+            f"device {device} could not reach the meeting point {where} within {timeout_s:g} s: "
+            "is device 0 running, and is the address right?"
+        ) from error
+    _wait_for_all(dist.PrefixStore("terrazzo/join", store), device, devices, timeout_s)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("terrazzo", store), rank=device, world_size=devices, timeout=limit
+    )
+
+
+def _wait_for_all(store: dist.Store, device: int, devices: int, timeout_s: float) -> None:
+    """Names who is missing, instead of failing to connect without a word."""
+    store.set(str(device), "here")
+    missing = list(range(devices))
+    deadline = time.monotonic() + timeout_s
+    while missing:
+        with contextlib.suppress(dist.DistError):
+            missing = [other for other in missing if not store.check([str(other)])]
+        if missing and time.monotonic() > deadline:
+            names = ", ".join(f"device {other}" for other in missing)
+            raise LaunchError(
+                f"{names} of {devices} did not join within {timeout_s:g} s: look at its output, "
+                "or start with fewer devices"
+            )
+        if missing:
+            time.sleep(0.02)

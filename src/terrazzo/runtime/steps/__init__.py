@@ -1,0 +1,20 @@
+"""The steps of a program on this device: each has a forward and its exact reverse."""
+
+from terrazzo.runtime.steps.combine import CombineStep
+from terrazzo.runtime.steps.compute import ComputeStep
+from terrazzo.runtime.steps.exchange import ExchangeStep
+from terrazzo.runtime.steps.norm import NormStep
+from terrazzo.runtime.steps.spread import SpreadStep
+from terrazzo.runtime.steps.step import DeviceStep, Run
+from terrazzo.runtime.steps.take import TakeStep
+
+__all__ = [
+    "CombineStep",
+    "ComputeStep",
+    "DeviceStep",
+    "ExchangeStep",
+    "NormStep",
+    "Run",
+    "SpreadStep",
+    "TakeStep",
+]

@@ -1,0 +1,116 @@
+"""Compute: operators on what is here, as one piece of autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from terrazzo.geometry import Box
+from terrazzo.runtime.operators import Operator, local_operator, whole_operator
+from terrazzo.runtime.steps.step import Piece, Run
+from terrazzo.schedule import Apply, Compute, Program
+
+
+class ComputeStep:
+    """``exports`` are the arrays that later steps or the caller read."""
+
+    def __init__(
+        self, index: int, step: Compute, program: Program, *, device: int, exports: frozenset[str]
+    ) -> None:
+        self.index, self.step, self.program = index, step, program
+        made = {name for apply in step.applies for name in apply.outputs if name}
+        self.inputs = tuple(
+            dict.fromkeys(
+                name for apply in step.applies for name in apply.inputs if name not in made
+            )
+        )
+        self.exports = tuple(name for name in made if name in exports)
+        self.operators = tuple(operator(apply, program, device) for apply in step.applies)
+        self.drops = _drops(step, frozenset(self.exports))
+        self.last_use: frozenset[str] = frozenset()
+
+    def forward(self, run: Run) -> None:
+        track = any(name in run.carriers for name in self.exports)
+        piece = Piece.open(run.torch_device) if track else None
+        local: dict[str, Tensor] = {}
+        with torch.set_grad_enabled(track):
+            for name in self.inputs:
+                tensor = run.held.pop(name) if name in self.last_use else run.held[name]
+                enters = piece is not None and name in run.carriers
+                local[name] = piece.enter(name, tensor) if piece and enters else tensor
+                del tensor
+            for apply, call, drops in zip(
+                self.step.applies, self.operators, self.drops, strict=True
+            ):
+                self._apply(run, local, apply, call)
+                for name in drops:
+                    del local[name]
+        for name in self.exports:
+            tensor = local[name]
+            run.held[name] = tensor.detach()
+            if piece and name in run.carriers:
+                piece.leave(name, tensor)
+        if piece:
+            run.saved[self.index] = piece
+
+    def _apply(
+        self, run: Run, local: dict[str, Tensor], apply: Apply, call: Operator | None
+    ) -> None:
+        node = self.program.graph.nodes[apply.node]
+        if call is None:
+            local[apply.outputs[0]] = run.empty(apply.outputs[0])
+            return
+        run.links.where = node.title
+        result = call([local[name] for name in apply.inputs], run.site)
+        results = (result,) if isinstance(result, Tensor) else result
+        for name, tensor in zip(apply.outputs, results, strict=False):
+            if name:
+                local[name] = tensor if node.gradient else tensor.detach()
+
+    def backward(self, run: Run) -> None:
+        piece: Piece | None = run.saved.pop(self.index, None)
+        if piece is None:
+            return
+        grads = {name: run.grads.pop(name) for name in self.exports if name in run.grads}
+        for name, grad in piece.backward(grads).items():
+            run.add(name, grad)
+
+
+def operator(apply: Apply, program: Program, device: int) -> Operator | None:
+    """A node ready for one device; None where it has nothing to compute."""
+    graph = program.graph
+    node = graph.nodes[apply.node]
+    shape = graph.shape(node.output) if node.output else ()
+    if apply.locals is None:
+        return whole_operator(node.op, node.args, shape)
+    local = apply.locals[device]
+    if local is None:
+        return None
+    boxes = program.arrays[apply.outputs[0]].boxes
+    assert boxes is not None
+    return local_operator(
+        local, held_boxes(apply.inputs, program, device), shape=shape, box=boxes[device]
+    )
+
+
+def held_boxes(names: tuple[str, ...], program: Program, device: int) -> list[Box]:
+    """What a device holds of the arrays an operator reads."""
+    found = []
+    for name in names:
+        array = program.arrays[name]
+        whole = Box.whole(program.graph.shape(array.value))
+        found.append(whole if array.boxes is None else array.boxes[device])
+    return found
+
+
+def _drops(step: Compute, exports: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+    """After each operator, the tensors that nobody needs any more."""
+    last: dict[str, int] = {}
+    for position, apply in enumerate(step.applies):
+        for name in (*apply.inputs, *(name for name in apply.outputs if name)):
+            last[name] = position
+    drops: list[list[str]] = [[] for _ in step.applies]
+    for name, position in last.items():
+        if name not in exports:
+            drops[position].append(name)
+    return tuple(tuple(names) for names in drops)

@@ -1,0 +1,35 @@
+"""Spread: a whole array used by boxes; the parts of its gradient are summed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.steps.step import Run
+from terrazzo.schedule import Spread
+
+
+class SpreadStep:
+    def __init__(self, step: Spread, *, parameter: bool) -> None:
+        self.step, self.parameter = step, parameter
+
+    def forward(self, run: Run) -> None:
+        run.held[self.step.target] = run.held[self.step.source]
+
+    def backward(self, run: Run) -> None:
+        if self.step.target not in run.live:
+            return
+        part = run.gradient(self.step.target)
+        if self.parameter:
+            assert run.buckets is not None
+            run.buckets.add(self.step.source, part)
+        else:
+            run.add(self.step.source, summed(part, run.links))
+
+
+def summed(part: Tensor, links: Links) -> Tensor:
+    """The sum over devices; half precision is summed in float32."""
+    if part.dtype in (torch.float32, torch.float64):
+        return links.sum(part.contiguous().clone())
+    return links.sum(part.float()).to(part.dtype)

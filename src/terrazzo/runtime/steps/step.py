@@ -1,0 +1,140 @@
+"""What steps share: the state of one call, and the door into autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from terrazzo.geometry import Box
+from terrazzo.runtime.gradients import Buckets
+from terrazzo.runtime.kernels import Site
+from terrazzo.runtime.links import Links
+from terrazzo.schedule import Array, Program
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of the call: all of it, or only the box that this device was given."""
+
+    tensor: Tensor
+    box: Box
+
+
+@dataclass
+class Run:
+    """One call of a program on this device: what is held, saved and flowing back."""
+
+    program: Program
+    links: Links
+    dtypes: Mapping[str, torch.dtype]
+    carriers: frozenset[str]
+    given: Mapping[str, Given]
+    seed: int
+    step: int
+    torch_device: torch.device
+    held: dict[str, Tensor] = field(default_factory=dict)
+    saved: dict[int, Any] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)
+    input_parts: dict[str, Tensor] = field(default_factory=dict)
+    live: frozenset[str] = frozenset()
+    buckets: Buckets | None = None
+
+    @property
+    def device(self) -> int:
+        return self.links.device
+
+    def array(self, name: str) -> Array:
+        return self.program.arrays[name]
+
+    def box(self, name: str) -> Box:
+        """What this device holds of an array."""
+        array = self.program.arrays[name]
+        if array.boxes is None:
+            return Box.whole(self.program.graph.shape(array.value))
+        return array.boxes[self.links.device]
+
+    def empty(self, name: str) -> Tensor:
+        return torch.empty(
+            self.box(name).shape, dtype=self.dtype(name), device=self.torch_device
+        )
+
+    def zeros(self, name: str) -> Tensor:
+        return torch.zeros(
+            self.box(name).shape, dtype=self.dtype(name), device=self.torch_device
+        )
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.dtypes[self.program.arrays[name].value]
+
+    def site(self, shape: tuple[int, ...], box: Box) -> Site:
+        return Site(shape, box, self.seed, self.step, self.torch_device)
+
+    def add(self, name: str, grad: Tensor) -> None:
+        """Adds to the gradient of an array."""
+        before = self.grads.get(name)
+        self.grads[name] = grad if before is None else before + grad
+
+    def gradient(self, name: str) -> Tensor:
+        """The gradient of an array this backward pass reaches; zeros if none came from here."""
+        found = self.grads.pop(name, None)
+        return self.zeros(name) if found is None else found
+
+
+class DeviceStep(Protocol):
+    """A step made ready for one device."""
+
+    def forward(self, run: Run) -> None: ...
+
+    def backward(self, run: Run) -> None: ...
+
+
+class Entry(torch.autograd.Function):
+    """The door into a piece of autograd: catches the gradient without keeping the tensor alive."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, tensor: Tensor, sink: dict[str, Tensor], name: str) -> Tensor:
+        ctx.sink, ctx.name = sink, name
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+        ctx.sink[ctx.name] = grad
+        return None, None, None, None
+
+
+@dataclass
+class Piece:
+    """One piece of autograd: tensors enter, edges leave, gradients run through it once."""
+
+    token: Tensor
+    sink: dict[str, Tensor] = field(default_factory=dict)
+    edges: dict[str, GradientEdge] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, device: torch.device) -> Piece:
+        return cls(torch.zeros((), device=device, requires_grad=True))
+
+    def enter(self, name: str, tensor: Tensor) -> Tensor:
+        entered: Tensor = Entry.apply(self.token, tensor, self.sink, name)  # type: ignore[no-untyped-call]
+        return entered
+
+    def leave(self, name: str, tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            self.edges[name] = torch.autograd.graph.get_gradient_edge(tensor)
+
+    def backward(self, grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Gradients of what entered, from gradients of what left."""
+        names = [name for name in self.edges if name in grads]
+        if names:
+            torch.autograd.grad(
+                [self.edges[name] for name in names],  # type: ignore[arg-type]
+                [self.token],
+                [grads[name] for name in names],
+                allow_unused=True,
+            )
+        return self.sink

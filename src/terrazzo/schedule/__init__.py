@@ -1,0 +1,37 @@
+"""Graph + Plan -> Program: the steps every device executes, as integers only."""
+
+from terrazzo.schedule.lower import lower
+from terrazzo.schedule.program import (
+    Apply,
+    Array,
+    Combine,
+    Compute,
+    Exchange,
+    Move,
+    Norm,
+    Program,
+    Spread,
+    Step,
+    Take,
+)
+from terrazzo.schedule.shares import SplitShares, split_shares
+from terrazzo.schedule.traffic import Traffic, traffic
+
+__all__ = [
+    "Apply",
+    "Array",
+    "Combine",
+    "Compute",
+    "Exchange",
+    "Move",
+    "Norm",
+    "Program",
+    "SplitShares",
+    "Spread",
+    "Step",
+    "Take",
+    "Traffic",
+    "lower",
+    "split_shares",
+    "traffic",
+]

@@ -1,0 +1,65 @@
+"""Which arrays carry a gradient, and which of those one backward pass reaches.
+
+Both depend only on the program and on what the caller asks for, so all devices agree on every
+message, also a device whose box is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from terrazzo.records import Node
+from terrazzo.schedule.program import Combine, Compute, Exchange, Norm, Program, Spread, Take
+
+STOPS = frozenset(
+    f"aten.{name}.default"
+    for name in "detach zeros_like ones_like full_like empty_like sign round floor ceil".split()
+) | frozenset(f"terrazzo.{name}" for name in "bernoulli rand_like randn_like rand randn".split())
+
+
+def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(inputs, outputs) of everything a gradient can pass through, in execution order."""
+    found = []
+    for step in program.steps:
+        if isinstance(step, (Take, Spread)):
+            found.append(((step.source,), (step.target,)))
+        elif isinstance(step, Exchange):
+            found += [((move.source,), (move.target,)) for move in step.moves]
+        elif isinstance(step, Compute):
+            found += [
+                (apply.inputs, tuple(name for name in apply.outputs if name))
+                for apply in step.applies
+                if _passes(program.graph.nodes[apply.node])
+            ]
+        elif isinstance(step, Combine):
+            if _passes(program.graph.nodes[step.node]):
+                found.append((step.inputs, (step.target,)))
+        elif isinstance(step, Norm) and program.graph.nodes[step.node].gradient:
+            found.append((step.inputs[:3], step.outputs[:1]))
+    return found
+
+
+def _passes(node: Node) -> bool:
+    return node.gradient and node.op not in STOPS
+
+
+def differentiable(program: Program, leaves: Set[str]) -> frozenset[str]:
+    """The arrays that depend on these leaves in a way a gradient can follow."""
+    found = set(leaves)
+    for inputs, outputs in edges(program):
+        if any(name in found for name in inputs):
+            found |= {name for name in outputs if _floats(program, name)}
+    return frozenset(found)
+
+
+def reached(program: Program, carriers: Set[str], results: Set[str]) -> frozenset[str]:
+    """The arrays that these results depend on, among those that carry a gradient."""
+    found = set(results) & set(carriers)
+    for inputs, outputs in reversed(edges(program)):
+        if any(name in found for name in outputs):
+            found |= {name for name in inputs if name in carriers}
+    return frozenset(found)
+
+
+def _floats(program: Program, name: str) -> bool:
+    return program.graph.values[program.arrays[name].value].is_floating

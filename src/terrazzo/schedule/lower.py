@@ -1,0 +1,210 @@
+"""The forward walk: operators collect in a Compute until something must cross devices."""
+
+from __future__ import annotations
+
+from terrazzo.errors import PlanError
+from terrazzo.geometry import Box, transfers
+from terrazzo.geometry.box import hull
+from terrazzo.graph.rules import NORM, REDUCE, WHOLE, rule_for
+from terrazzo.graph.rules.norms import statistics
+from terrazzo.records import Graph, Plan, Ref
+from terrazzo.schedule.program import (
+    Apply,
+    Array,
+    Combine,
+    Compute,
+    Exchange,
+    Move,
+    Norm,
+    Program,
+    Spread,
+    Step,
+    Take,
+)
+from terrazzo.schedule.tiling import Boxes, Tiling
+
+WEIGHT_BYTES = 1 << 20
+"""A Compute ends when the weights it uses reach this: their gradients can then be summed over the
+devices while the backward pass goes on."""
+
+
+def lower(graph: Graph, plan: Plan) -> Program:
+    """The program of a plan for its graph."""
+    if plan.graph != graph.digest:
+        raise PlanError(
+            f"the plan was made for model {plan.graph}, this one (or its input shape, or its "
+            f"mode) is {graph.digest}: make a plan for it with tz.plan"
+        )
+    for position, group in enumerate(plan.groups):
+        if not group.layout.is_whole and group.layout.devices != plan.devices:
+            raise PlanError(
+                f"group {position} of the plan is cut for {group.layout.devices} devices "
+                f"({group.layout}), the plan is for {plan.devices}"
+            )
+    return Lowering(Tiling(graph, plan)).program()
+
+
+class Lowering:
+    """The state of one forward walk."""
+
+    def __init__(self, tiling: Tiling) -> None:
+        self.tiling, self.graph, self.plan = tiling, tiling.graph, tiling.plan
+        self.arrays: dict[str, Array] = {}
+        self.steps: list[Step] = []
+        self.pending: list[Apply] = []
+        self.pending_group = 0
+        self.pending_bytes = 0
+        self.bound: dict[tuple[str, int | str], str] = {}
+        self.given: dict[str, Boxes] = {}
+
+    def program(self) -> Program:
+        group = -1
+        for index, next_group in enumerate(self.tiling.groups):
+            if next_group != group:
+                group = next_group
+                self._enter(group)
+            self._emit(index)
+        results = [argument for argument in self.graph.outputs if isinstance(argument, Ref)]
+        names = [*(ref.name for ref in results), *self.graph.mutations.values()]
+        outputs = {name: self._whole(name, max(group, 0)) for name in names}
+        self._flush()
+        return Program(self.graph, self.plan, self.arrays, tuple(self.steps), outputs, self.given)
+
+    def _flush(self) -> None:
+        if self.pending:
+            self.steps.append(Compute(tuple(self.pending), self.pending_group))
+            self.pending, self.pending_bytes = [], 0
+
+    def _step(self, step: Step) -> None:
+        self._flush()
+        self.steps.append(step)
+
+    def _append(self, apply: Apply, group: int) -> None:
+        if not self.pending:
+            self.pending_group = group
+        self.pending.append(apply)
+        self.pending_bytes += sum(
+            self.graph.values[name].bytes
+            for name in self.graph.nodes[apply.node].refs
+            if self.graph.values[name].kind == "parameter"
+        )
+        if self.pending_bytes >= WEIGHT_BYTES and self.plan.devices > 1:
+            self._flush()
+
+    def _array(self, name: str, value: str, boxes: Boxes | None) -> str:
+        self.arrays[name] = Array(name, value, boxes)
+        return name
+
+    def _enter(self, group: int) -> None:
+        """Brings every spread value that a group needs from outside, in one exchange."""
+        moves = []
+        for (reader, name), needed in self.tiling.needed.items():
+            producer = self.graph.producer.get(name)
+            if reader != group or (producer is not None and self.tiling.groups[producer] == group):
+                continue
+            if producer is None:
+                self._take(name, group, needed)
+            else:
+                moves.append((name, needed))
+        made = [self._move(name, group, needed) for name, needed in sorted(moves)]
+        if any(made):
+            self._step(Exchange(tuple(move for move in made if move), group))
+
+    def _take(self, name: str, group: int, needed: Boxes) -> None:
+        target = self._array(f"{name}@{group}", name, needed)
+        self.bound[name, group] = target
+        self._hand_over(name, needed)
+        self._step(Take(self._leaf(name), target))
+
+    def _hand_over(self, name: str, needed: Boxes) -> None:
+        """Notes what the devices must be given of an input."""
+        rank = len(self.graph.shape(name))
+        before = self.given.get(name, self.tiling.nothing(name))
+        self.given[name] = tuple(hull(pair, rank) for pair in zip(before, needed, strict=True))
+
+    def _move(self, name: str, group: int, needed: Boxes) -> Move | None:
+        """None when every device already holds what it needs."""
+        held = self.arrays[name].boxes
+        assert held is not None
+        if all(have.contains(need) for have, need in zip(held, needed, strict=True)):
+            self.bound[name, group] = name
+            return None
+        target = self._array(f"{name}@{group}", name, needed)
+        self.bound[name, group] = target
+        return Move(name, target, transfers(self.tiling.made_tiles(name), needed))
+
+    def _leaf(self, name: str) -> str:
+        """The array of a whole value: computed, or given by the caller or the model."""
+        return name if name in self.arrays else self._array(name, name, None)
+
+    def _whole(self, name: str, group: int) -> str:
+        """A value as a whole array, gathered if it is spread."""
+        everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
+        if name not in self.tiling.spread:
+            return self._leaf(name)
+        if name not in self.graph.producer:
+            self._hand_over(name, everything)
+            return self._leaf(name)
+        if (name, "whole") not in self.bound:
+            target = self._array(f"{name}*", name, None)
+            moved = transfers(self.tiling.made_tiles(name), everything)
+            self._step(Exchange((Move(name, target, moved),), group))
+            self.bound[name, "whole"] = target
+        return self.bound[name, "whole"]
+
+    def _boxed(self, name: str, group: int) -> str:
+        """A value as a split node of a group reads it."""
+        if name in self.tiling.spread:
+            producer = self.graph.producer.get(name)
+            inside = producer is not None and self.tiling.groups[producer] == group
+            return name if inside else self.bound[name, group]
+        if (name, "spread") not in self.bound:
+            if any(name in apply.outputs for apply in self.pending):
+                self._flush()
+            source = self._leaf(name)
+            target = self._array(f"{name}~", name, None)
+            self.steps.append(Spread(source, target))  # sends nothing: a pending Compute goes on
+            self.bound[name, "spread"] = target
+        return self.bound[name, "spread"]
+
+    def _emit(self, index: int) -> None:
+        node, group = self.graph.nodes[index], self.tiling.groups[index]
+        role = self.tiling.placed[index].role
+        if role == WHOLE:
+            inputs = tuple(self._whole(name, group) for name in node.refs)
+            outputs = tuple(name and self._array(name, name, None) for name in node.outputs)
+            self._append(Apply(index, inputs, outputs), group)
+            return
+        inputs = tuple(self._boxed(name, group) for name in node.refs)
+        if role == REDUCE:
+            self._emit_combine(index, inputs)
+        elif role == NORM:
+            self._emit_norm(index, inputs)
+        else:
+            boxes = self.tiling.computed[node.output]
+            output = self._array(node.output, node.output, boxes)
+            self._append(Apply(index, inputs, (output,), self.tiling.locals[index]), group)
+
+    def _emit_combine(self, index: int, inputs: tuple[str, ...]) -> None:
+        node, group = self.graph.nodes[index], self.tiling.groups[index]
+        rule = rule_for(node.op)
+        assert rule is not None and rule.reduce is not None
+        reduction = rule.reduce(node, self.graph)
+        boxes = self.tiling.tiles(node.refs[reduction.main], group)
+        places = tuple(
+            Box.empty(len(reduction.shape)) if box.is_empty else reduction.keeps(box)
+            for box in boxes
+        )
+        target = self._array(node.output, node.output, None)
+        parts = self.tiling.locals[index]
+        self._step(Combine(index, inputs, target, parts, places, reduction, group))
+
+    def _emit_norm(self, index: int, inputs: tuple[str, ...]) -> None:
+        node, group = self.graph.nodes[index], self.tiling.groups[index]
+        boxes = self.tiling.tiles(node.refs[0], group)
+        pairs, _ = statistics(node, self.graph)
+        computed = self.tiling.computed[node.output]
+        output = self._array(node.output, node.output, computed)
+        others = tuple(name and self._array(name, name, None) for name in node.outputs[1:])
+        counts = tuple(box.size // pairs for box in boxes)
+        self._step(Norm(index, inputs, (output, *others), boxes, counts, group))

@@ -1,0 +1,140 @@
+"""A program: arrays, and the steps that make them, the same list on every device.
+
+An array is a value as the devices hold it: either whole (every device has all of it) or spread
+(one box per device). The gradient of an array follows the step that made it, backwards:
+
+    step      forward                                backward
+    Take      a box of an input that was given       summed over devices, if anybody asks
+    Exchange  owned boxes -> needed boxes            the adjoint: sent back and added
+              owned boxes -> whole (a gather)        each device takes its slice
+    Spread    whole -> used by boxes, no message     the parts are summed
+    Combine   one part per device -> whole           passes through
+    Norm      statistics over owned elements         sums over all computed copies
+    Compute   operators on what is here              autograd
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from terrazzo.geometry import Box, Transfer
+from terrazzo.graph.rules import Local, Reduction
+from terrazzo.records import Graph, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One value as it is held: ``boxes`` is one box per device, or None when whole."""
+
+    name: str
+    value: str
+    boxes: tuple[Box, ...] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.boxes is None
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Each device takes its box of an input of the call."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One array laid out anew."""
+
+    source: str
+    target: str
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Moves that happen together: all messages posted at once."""
+
+    moves: tuple[Move, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A whole array, used from here on by devices that each compute only a box."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One operator. ``locals`` says how each device computes its box; None: as exported, whole.
+
+    A device with nothing to compute has None in its place.
+    """
+
+    node: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    locals: tuple[Local | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Operators between two messages; one piece of autograd."""
+
+    applies: tuple[Apply, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """One part per device, of the elements it owns, made into a result all devices hold.
+
+    ``parts`` is how each device computes its part (None: it owns nothing), ``places`` where that
+    part lies in the whole.
+    """
+
+    node: int
+    inputs: tuple[str, ...]
+    target: str
+    parts: tuple[Local | None, ...]
+    places: tuple[Box, ...]
+    reduction: Reduction
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm with statistics over owned elements; ``counts`` are those per statistic."""
+
+    node: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    owned: tuple[Box, ...]
+    counts: tuple[int, ...]
+    group: int
+
+
+Step = Take | Exchange | Spread | Compute | Combine | Norm
+
+
+@dataclass(frozen=True)
+class Program:
+    """All steps of one call, and the arrays they name."""
+
+    graph: Graph
+    plan: Plan
+    arrays: Mapping[str, Array]
+    steps: tuple[Step, ...]
+    outputs: Mapping[str, str]
+    """The whole array that holds a value the caller gets back (an output or a buffer)."""
+    given: Mapping[str, tuple[Box, ...]]
+    """For each image input the box each device must be given."""
+
+    @property
+    def devices(self) -> int:
+        return self.plan.devices
