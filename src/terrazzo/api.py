@@ -20,7 +20,7 @@ from terrazzo.planner.retarget import retarget
 from terrazzo.records import CheckReport, Graph, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
-from terrazzo.runtime.links import Links
+from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net, PlanFor
 from terrazzo.runtime.start import join
 
@@ -89,7 +89,7 @@ def parallelize(
     _refuse_wrapped(model)
     if nan not in ("raise", "allow"):
         raise UsageError(f'nan={nan!r}: say "raise" or "allow"')
-    links = Links()
+    links = connect()
     _same_model(model, links)
     seed = int(links.broadcast(torch.tensor([torch.initial_seed() if seed is None else seed])))
     planned = _planner(links, plan, layout=layout, groups=groups)
@@ -203,7 +203,7 @@ def agree(value: Value) -> Value:
     """Device 0's value on all devices: one decision for all (early stopping, a learning rate)."""
     if not _together():
         return value
-    links = Links()
+    links = connect()
     compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
     number = links.broadcast(torch.tensor([float(value)], dtype=torch.float64))
     return type(value)(number.item())

@@ -200,6 +200,20 @@ class Links:
             dist.destroy_process_group()
 
 
+_CONNECTED: dict[object, Links] = {}
+"""The links over torch.distributed's default group, which is process-wide like they are."""
+
+
+def connect() -> Links:
+    """The links to the other devices: made once per process group."""
+    together = dist.is_available() and dist.is_initialized()
+    group = dist.distributed_c10d._get_default_group() if together else None
+    if group not in _CONNECTED:
+        _CONNECTED.clear()
+        _CONNECTED[group] = Links()
+    return _CONNECTED[group]
+
+
 def _timeout() -> timedelta:
     """The timeout that the default process group was made with."""
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))

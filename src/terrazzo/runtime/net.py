@@ -19,12 +19,13 @@ from torch.utils import _pytree as pytree
 
 from terrazzo.errors import NotANumber, RunError, TerrazzoError, UsageError
 from terrazzo.geometry import Box
-from terrazzo.graph.export import Export, export
+from terrazzo.graph.export import Export
 from terrazzo.records import Graph, Plan, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.shipping import export_together
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
 from terrazzo.runtime.steps.step import Given, Run
@@ -131,7 +132,7 @@ class Net(nn.Module):
     def _make_ready(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Ready:
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
-        exported = export(self._model, args, kwargs)
+        exported = export_together(self._model, self._links, args=args, kwargs=kwargs)
         program = lower(exported.graph, self._plan_for(exported.graph))
         subject = fingerprint(program.plan.to_json())
         note = Note(FORWARD, self.calls, subject, NOTHING)

@@ -1,0 +1,51 @@
+"""Shipping: one device exports the model, the others receive its graph.
+
+Exporting takes seconds and some hundred MiB, which a small device may not have; and all devices
+then hold the same graph, bit by bit, whatever their versions and hardware.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from terrazzo.errors import ModelError
+from terrazzo.graph.export import Export, export
+from terrazzo.records import Graph
+from terrazzo.runtime.links import Links
+
+
+def export_together(
+    model: nn.Module, links: Links, *, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Export:
+    """The same export on every device; what device 0 cannot export, nobody can."""
+    if links.devices == 1:
+        return export(model, args, kwargs)
+    links.where = "exporting the model"
+    made: Export | None = None
+    letter: dict[str, str] = {}
+    if links.device == 0:
+        try:
+            made = export(model, args, kwargs)
+            letter = {"graph": made.graph.to_json()}
+        except ModelError as error:
+            letter = {"error": str(error)}
+    data = links.broadcast_bytes(json.dumps(letter).encode() if links.device == 0 else None)
+    letter = json.loads(data)
+    if "error" in letter:
+        raise ModelError(letter["error"])
+    graph = made.graph if made else Graph.from_json(letter["graph"])
+    constants = {}
+    for value in graph.values.values():
+        if value.kind == "constant":
+            tensor = (
+                made.constants[value.target].detach().clone().contiguous()
+                if made
+                else torch.empty(value.shape, dtype=getattr(torch, value.dtype))
+            )
+            constants[value.target] = links.broadcast(tensor)
+    return Export(graph, constants)
