@@ -91,16 +91,15 @@ def parallelize(
         raise UsageError(f'nan={nan!r}: say "raise" or "allow"')
     links = connect()
     _same_model(model, links)
-    seed = int(links.broadcast(torch.tensor([torch.initial_seed() if seed is None else seed])))
+    own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
+    seed = int(links.broadcast(torch.tensor([own])))
     planned = _planner(links, plan, layout=layout, groups=groups)
     net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
     net.prepare(_checked(example))
     return net
 
 
-def _planner(
-    links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups
-) -> PlanFor:
+def _planner(links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups) -> PlanFor:
     """The function a net asks when it meets a graph for the first time."""
     if plan is None:
         return lambda graph: plan_graph(graph, links.devices, layout=layout, groups=groups)
@@ -150,7 +149,7 @@ def _same_model(model: nn.Module, links: Links) -> None:
 
 
 def _checked(example: Sequence[Any]) -> tuple[Any, ...]:
-    if not isinstance(example, Sequence) or isinstance(example, torch.Tensor):
+    if not isinstance(example, (tuple, list)):
         raise UsageError("the example input is a tuple of what the model takes: (x,) for one")
     return tuple(example)
 
@@ -175,9 +174,7 @@ def check(
     inputs = tuple(_double(x) for x in _checked(example))
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
-    net = parallelize(
-        copy.deepcopy(exact), inputs, plan, layout=layout, groups=groups, seed=seed
-    )
+    net = parallelize(copy.deepcopy(exact), inputs, plan, layout=layout, groups=groups, seed=seed)
     return compare_with_plain(exact, net, inputs, tolerance=tolerance)
 
 

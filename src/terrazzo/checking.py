@@ -38,7 +38,7 @@ def one_step(model: nn.Module, inputs: Sequence[Any]) -> tuple[Named, Named, Nam
         if tensor.requires_grad
     ]
     if losses:
-        torch.stack(losses).sum().backward()
+        torch.autograd.backward(torch.stack(losses).sum())
     gradients = {
         f"input {index}": leaf.grad
         for index, leaf in enumerate(leaves)

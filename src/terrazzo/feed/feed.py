@@ -100,9 +100,7 @@ def _describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
     places = [isinstance(leaf, Tensor) for leaf in leaves]
     header = {
         "tree": pytree.treespec_dumps(tree),
-        "tensors": [
-            [list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors
-        ],
+        "tensors": [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors],
         "plain": plain,
         "places": places,
     }

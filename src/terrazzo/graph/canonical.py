@@ -127,8 +127,8 @@ def _batch_norm_eval(call: Call) -> list[Node]:
 def _instance_norm(call: Call) -> list[Node]:
     x, weight, bias, mean, variance, use_input, momentum, eps, _ = call.args
     if not use_input:
-        args = (x, weight, bias, mean, variance, False, momentum, eps, False)
-        return [call.node("aten.batch_norm.default", args, call.parts[0])]
+        fixed = (x, weight, bias, mean, variance, False, momentum, eps, False)
+        return [call.node("aten.batch_norm.default", fixed, call.parts[0])]
     args = (x, weight, bias, mean, variance, momentum, eps)
     stem = call.parts[0]
     outputs = (stem, f"{stem}_mean", f"{stem}_variance") if mean is not None else (stem, "", "")

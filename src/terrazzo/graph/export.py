@@ -37,7 +37,9 @@ class Export:
     constants: Mapping[str, torch.Tensor]
 
 
-def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Export:
+def export(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Export:
     """Exports a model in the mode it is in (train or eval) for inputs of these shapes.
 
     It is exported twice under different seeds: a branch that depends on Python's random numbers
@@ -71,7 +73,8 @@ def _program(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, strict=False)
-            return program.run_decompositions({})
+            plain: torch.export.ExportedProgram = program.run_decompositions({})
+            return plain
     except Exception as error:  # torch.export raises whatever the model raises
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
@@ -242,7 +245,7 @@ class Reader:
             names[node] = Ref(node.name)
             self._add_value(node.name, value)
             return {0: node.name}
-        parts = {}
+        parts: dict[int, str] = {}
         for user in node.users:
             if user.target is operator.getitem and user.args[0] is node:
                 position = int(user.args[1])  # type: ignore[arg-type]
@@ -251,9 +254,7 @@ class Reader:
                 self._add_value(parts[position], value[position])
         return parts
 
-    def _read_region(
-        self, node: FxNode, names: dict[FxNode, Argument], *, gradient: bool
-    ) -> None:
+    def _read_region(self, node: FxNode, names: dict[FxNode, Argument], *, gradient: bool) -> None:
         """Inlines a ``with torch.no_grad()`` inside the model; other regions are refused."""
         kind = str(node.target)
         if "set_grad_enabled" not in kind:
@@ -262,7 +263,7 @@ class Reader:
                 "exact; put autocast and checkpointing around net(...) instead"
             )
         enabled, inner, *given = node.args
-        module = getattr(self.program.graph_module, inner.target)  # type: ignore[union-attr]
+        module = getattr(self.program.graph_module, str(inner.target))  # type: ignore[union-attr]
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         known = {p: names[g] for p, g in zip(placeholders, given, strict=True)}  # type: ignore[index]
         known = self._read_nodes(module.graph.nodes, known, gradient=gradient and bool(enabled))

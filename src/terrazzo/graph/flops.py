@@ -28,5 +28,7 @@ def flops(node: Node, values: Mapping[str, Value]) -> int:
         return 4 * prod(query) * key[-2]
     if kind in ("max_pool2d", "avg_pool2d"):
         kernel = node.args[1]
-        return result * (prod(k for k in kernel if isinstance(k, int)) if isinstance(kernel, tuple) else 1)
+        return result * (
+            prod(k for k in kernel if isinstance(k, int)) if isinstance(kernel, tuple) else 1
+        )
     return max([result, *(prod(values[name].shape) for name in node.refs)])

@@ -150,8 +150,7 @@ class Graph:
             VERSION,
             {
                 "values": [
-                    [v.name, v.kind, list(v.shape), v.dtype, v.target]
-                    for v in self.values.values()
+                    [v.name, v.kind, list(v.shape), v.dtype, v.target] for v in self.values.values()
                 ],
                 "nodes": [
                     [n.op, encode(n.args), list(n.outputs), n.layer, n.flops, n.gradient]

@@ -1,17 +1,23 @@
 """Agreement: devices compare notes before they work together, so that none waits for ever.
 
 Every note has the same size, whatever it is about, so a device that is somewhere else in the
-script is found out instead of breaking the connection. A digest of a tensor is a few sums over
-its stretches: equal up to rounding for equal data, also on mixed hardware, and different for
-another batch.
+script is found out instead of breaking the connection.
+
+A digest of a tensor is a few sums of its elements with fixed random weights. Rounding changes such
+a sum by about eps times the norm of the tensor, another batch by about the norm itself, so a limit
+in between tells them apart on mixed hardware too. Plain sums would not do: the gradients of a
+cross entropy sum to zero whatever the targets are, and large normalised batches all look alike.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.errors import Disagreement
@@ -26,10 +32,13 @@ NAMES = {
     ALIGN: "comparing weights",
     AGREE: "tz.agree",
 }
-STRETCHES = 8
-NOTE = 4 + STRETCHES + 1
+SUMS = 8
+NOTE = 4 + SUMS + 1
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""How far digests of equal data may lie apart, relative to the sum of absolute values."""
+"""How far digests of equal data may lie apart, relative to the norm of the data."""
+
+INNER, OUTER = 61, 59
+"""Weights repeat after the product of these: two primes, so that no row of a picture does."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +54,37 @@ class Note:
 
 
 def digest(tensors: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Sums over stretches and the sum of absolute values; and the tolerance for comparing."""
-    total = torch.zeros(STRETCHES + 1, dtype=torch.float64)
+    """Weighted sums and the squared norm of all elements; and the tolerance for comparing."""
+    total = torch.zeros(SUMS + 1, dtype=torch.float64)
     tolerance = 1e-6
     for tensor in tensors:
         if tensor.is_floating_point():
             tolerance = max(tolerance, TOLERANCE.get(tensor.dtype, 5e-2))
         flat = tensor.detach().reshape(-1)
-        if not flat.numel():
-            continue
-        width = -(-flat.numel() // STRETCHES)
-        for stretch, piece in enumerate(flat.split(width)):
-            total[stretch] += piece.sum(dtype=torch.float64).cpu()
-        size = flat.abs() if flat.dtype != torch.bool else flat
-        total[STRETCHES] += size.sum(dtype=torch.float64).cpu()
+        flat = flat if flat.dtype in TOLERANCE else flat.double()
+        if flat.numel():
+            total[:SUMS] += _weighted_sums(flat).cpu()
+            total[SUMS] += flat.square().sum(dtype=torch.float64).cpu()
     return total, tolerance
 
 
-NOTHING = torch.zeros(STRETCHES + 1, dtype=torch.float64)
+def _weighted_sums(flat: Tensor) -> Tensor:
+    """An element's weight is the product of two, by its column and row in lines of INNER."""
+    inner, outer = (_weights(count).to(flat) for count in (INNER, OUTER))
+    lines = F.pad(flat, (0, -flat.numel() % INNER)).view(-1, INNER) @ inner
+    repeats = -(-lines.shape[0] // OUTER)
+    lines = lines * outer.repeat(repeats, 1)[: lines.shape[0]]
+    return lines.sum(0, dtype=torch.float64)
+
+
+@cache
+def _weights(count: int) -> Tensor:
+    """The same on every device: Python's generator does not depend on hardware."""
+    draw = random.Random(count)
+    return torch.tensor([[draw.uniform(-1, 1) for _ in range(SUMS)] for _ in range(count)])
+
+
+NOTHING = torch.zeros(SUMS + 1, dtype=torch.float64)
 
 
 def compare(links: Links, note: Note, *, explain: str) -> list[float]:
@@ -84,12 +106,14 @@ def compare(links: Links, note: Note, *, explain: str) -> list[float]:
 
 def _close(digests: Tensor, tolerance: float) -> bool:
     """NaN is equal to NaN here: it has a check of its own."""
-    spread = digests.amax(0) - digests.amin(0)
-    limit = tolerance * digests[:, -1].amax().clamp(min=1e-30)
     finite = torch.isfinite(digests)
     if not bool(finite.all()):
         return bool((finite == finite[0]).all())
-    return bool((spread <= limit).all())
+    squares = digests[:, -1]
+    spread = (digests.amax(0) - digests.amin(0))[:-1]
+    norm = squares.amax().sqrt().clamp(min=1e-30)
+    same_norm = squares.amax().sqrt() - squares.amin().sqrt() <= tolerance * norm
+    return bool(same_norm and (spread <= tolerance * norm).all())
 
 
 def _what_differs(kind: float) -> str:

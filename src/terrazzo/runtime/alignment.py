@@ -27,9 +27,13 @@ def _bits(tensor: Tensor) -> int:
     flat = tensor.contiguous().reshape(-1)
     if flat.dtype == torch.bool:
         flat = flat.to(torch.uint8)
-    view = flat.view(torch.uint8) if flat.element_size() == 1 else flat.view(_INTEGERS[flat.element_size()])
+    view = (
+        flat.view(torch.uint8)
+        if flat.element_size() == 1
+        else flat.view(_INTEGERS[flat.element_size()])
+    )
     weights = torch.arange(1, view.numel() + 1, device=view.device)
-    return int((view.to(torch.int64) * (weights * 2654435761 % 1000003)).sum())
+    return int((view.to(torch.int64) * (weights * 2654435761 % 1000003 + 1)).sum())
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,7 +61,7 @@ def align_weights(model: nn.Module, links: Links) -> int:
 
 def _take_first(name: str, tensor: Tensor, links: Links) -> None:
     first = links.broadcast(tensor.clone().contiguous())
-    limit = ROUNDING.get(tensor.dtype, 5e-2)
+    limit = ROUNDING.get(tensor.dtype, 5e-2) if tensor.is_floating_point() else 0.0
     scale = float(first.double().norm()) or 1.0
     gap = float((tensor.double() - first.double()).norm()) / scale
     gaps = links.gather(torch.tensor([gap], dtype=torch.float64), counted=False).flatten()

@@ -38,7 +38,7 @@ class Buckets:
         self._close()
         found: dict[str, Tensor] = {}
         for parts, pending in self._flying:
-            pieces = pending.wait().split([part.numel() for _, part in parts])
+            pieces = torch.split(pending.wait(), [part.numel() for _, part in parts])
             for (name, part), piece in zip(parts, pieces, strict=True):
                 total = piece.view(part.shape)
                 found[name] = found[name] + total if name in found else total

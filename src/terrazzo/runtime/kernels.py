@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.errors import ModelError
@@ -112,7 +112,9 @@ def _linear(x: Tensor, dim: int, place: tuple[Any, ...], align_corners: bool) ->
 
 def adaptive_avg(x: Tensor, cells: tuple[tuple[tuple[int, int], ...], ...]) -> Tensor:
     """Means over windows of uneven size, as two small matrix products."""
-    rows, cols = (_averages(spans, extent, x) for spans, extent in zip(cells, x.shape[-2:], strict=True))
+    rows, cols = (
+        _averages(spans, extent, x) for spans, extent in zip(cells, x.shape[-2:], strict=True)
+    )
     return rows @ (x @ cols.transpose(0, 1))
 
 
@@ -129,7 +131,8 @@ def adaptive_max(x: Tensor, cells: tuple[tuple[tuple[int, int], ...], ...]) -> T
     return torch.cat(
         [
             torch.cat(
-                [F.adaptive_max_pool2d(x[..., top:bottom, left:right], 1) for left, right in cols], -1
+                [F.adaptive_max_pool2d(x[..., top:bottom, left:right], 1) for left, right in cols],
+                -1,
             )
             for top, bottom in rows
         ],

@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 GONE_AFTER_S = 3.0
 """How long survivors wait for each other's sign of life before they name the missing."""
@@ -41,7 +45,7 @@ class Links:
         self.device = 0 if self._alone else dist.get_rank()
         self.devices = 1 if self._alone else dist.get_world_size()
         if not self._alone:
-            self._store: dist.Store = dist.distributed_c10d._get_default_store()
+            self._store: Store = dist.distributed_c10d._get_default_store()
             limit = _timeout()
             self.timeout_s = limit.total_seconds()
             with self._guard():

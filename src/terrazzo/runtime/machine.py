@@ -118,7 +118,9 @@ class Machine:
             return NotANumber(f"the batch itself holds NaN (input {bad[0]!r}): look at the data")
         for index, step in enumerate(self.steps):
             step.forward(run)
-            found = [name for name in _writes(self.program.steps[index]) if _has_nan(run.held.get(name))]
+            found = [
+                name for name in _writes(self.program.steps[index]) if _has_nan(run.held.get(name))
+            ]
             flags = self.links.gather(torch.tensor([float(bool(found))]), counted=False)
             if bool(flags.any()):
                 devices = [d for d, flag in enumerate(flags.flatten().tolist()) if flag]

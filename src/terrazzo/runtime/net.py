@@ -8,6 +8,7 @@ all devices have agreed.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,9 @@ from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.links import Links
-from terrazzo.runtime.shipping import export_together
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.shipping import export_together
 from terrazzo.runtime.steps.step import Given, Run
 from terrazzo.schedule import lower
 
@@ -41,6 +42,10 @@ class Ready:
     export: Export
     machine: Machine
     output_tree: pytree.TreeSpec
+    state: Mapping[str, Callable[[], Tensor]]
+    """The tensors of the model that the graph reads, by name of their value."""
+    changing: Mapping[str, Callable[[], Tensor]]
+    """The buffers that the graph gives new values, by their name in the model."""
 
     @property
     def graph(self) -> Graph:
@@ -51,7 +56,14 @@ class Net(nn.Module):
     """Made by ``tz.parallelize``; parameters, buffers and state_dict names are the model's own."""
 
     def __init__(
-        self, model: nn.Module, links: Links, plan_for: PlanFor, *, seed: int, nan: str, align_every: int
+        self,
+        model: nn.Module,
+        links: Links,
+        plan_for: PlanFor,
+        *,
+        seed: int,
+        nan: str,
+        align_every: int,
     ) -> None:
         super().__init__()
         self.__dict__.update(
@@ -77,6 +89,16 @@ class Net(nn.Module):
         self._model.training = mode
         return super().train(mode)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A copy of a net is a plain copy of its model, for an average of weights, say."""
+        copied: nn.Module = copy.deepcopy(self._model, memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        """A saved net is its model, and loads without Terrazzo."""
+        reduced: str | tuple[Any, ...] = self._model.__reduce_ex__(protocol)
+        return reduced
+
     def extra_repr(self) -> str:
         return f"on {self._links.devices} devices"
 
@@ -99,6 +121,11 @@ class Net(nn.Module):
         """The program of the latest call (or of the example input)."""
         ready: Ready = next(reversed(self._ready.values()))
         return ready.machine.program
+
+    def carriers(self, leaves: frozenset[str]) -> frozenset[str]:
+        """The arrays of the program that carry a gradient when these leaves do."""
+        ready: Ready = next(reversed(self._ready.values()))
+        return ready.machine.carriers(leaves)
 
     @property
     def links(self) -> Links:
@@ -138,7 +165,24 @@ class Net(nn.Module):
         note = Note(FORWARD, self.calls, subject, NOTHING)
         compare(self._links, note, explain=f"plan {subject} for graph {exported.graph.digest}")
         tree_out = pytree.treespec_loads(exported.graph.output_tree)
-        return Ready(exported, Machine(program, self._links), tree_out)
+        changing = {target: self._owned(target, "buffer") for target in exported.graph.mutations}
+        machine = Machine(program, self._links)
+        return Ready(exported, machine, tree_out, self._state(exported), changing)
+
+    def _state(self, exported: Export) -> Mapping[str, Callable[[], Tensor]]:
+        """How to get at each parameter, buffer and constant of a graph as it is at the time."""
+        found: dict[str, Callable[[], Tensor]] = {}
+        for value in exported.graph.values.values():
+            if value.kind == "constant":
+                found[value.name] = _constant(exported.constants[value.target])
+            elif value.kind in ("parameter", "buffer"):
+                found[value.name] = self._owned(value.target, value.kind)
+        return found
+
+    def _owned(self, target: str, kind: str) -> Callable[[], Tensor]:
+        path, _, name = target.rpartition(".")
+        module = self._model.get_submodule(path)
+        return lambda: (module._parameters if kind == "parameter" else module._buffers)[name]
 
     def _key(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> tuple[object, ...]:
         """What a graph depends on: input shapes, constants, modes and precisions."""
@@ -203,18 +247,14 @@ class Net(nn.Module):
             raise
         except BaseException as error:
             if self._links.devices > 1 and not _foreseen_everywhere(error):
-                self._links.abort(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+                self._links.abort(
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
             raise
 
-    def tensor(self, target: str, kind: str, ready: Ready) -> Tensor:
-        """A parameter, buffer or constant by its name in the model."""
-        if kind == "constant":
-            return ready.export.constants[target]
-        path, _, name = target.rpartition(".")
-        module = self._model.get_submodule(path)
-        found = module._parameters.get(name) if kind == "parameter" else module._buffers.get(name)
-        assert isinstance(found, Tensor)
-        return found
+
+def _constant(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
 
 
 def _foreseen_everywhere(error: BaseException) -> bool:
@@ -243,6 +283,7 @@ class Call:
 
     def __init__(self, net: Net, ready: Ready, leaves: Sequence[Any]) -> None:
         self.net, self.ready, self.machine = net, ready, ready.machine
+        self.number = net.calls
         self.links: Links = net.links
         graph = ready.graph
         self.given = {
@@ -250,11 +291,7 @@ class Call:
             for name, leaf in zip(graph.inputs, leaves, strict=True)
             if name
         }
-        self.state = {
-            value.name: net.tensor(value.target, value.kind, ready)
-            for value in graph.values.values()
-            if value.kind in ("parameter", "buffer", "constant")
-        }
+        self.state = {name: get() for name, get in ready.state.items()}
         self.with_grad = torch.is_grad_enabled()
         wanted = {
             **{name: given.tensor for name, given in self.given.items()},
@@ -277,7 +314,7 @@ class Call:
             carriers=self.machine.carriers(frozenset(self.leaves)),
             given=self.given,
             seed=self.net.seed,
-            step=self.net.calls,
+            step=self.number,
             torch_device=device,
         )
 
@@ -311,7 +348,7 @@ class Call:
             ):
                 raise self.machine.find_nan(self._run(), self._held())
             for target, name in self.ready.graph.mutations.items():
-                self.net.tensor(target, "buffer", self.ready).copy_(values[name])
+                self.ready.changing[target]().copy_(values[name])
         run.held.clear()
         self.run_state = run
         return outputs
@@ -338,10 +375,10 @@ class Call:
 
     def _open_backward(self, known: Mapping[str, Tensor]) -> None:
         sums, tolerance = digest(list(known.values()))
-        subject = fingerprint(sorted(known), self.net.calls)
+        subject = fingerprint(sorted(known), self.number)
         note = Note(BACKWARD, self.net.commits, subject, sums, tolerance=tolerance)
         self.links.where = "the agreement before a backward pass"
-        story = f"backward of call {self.net.calls}, gradients for {', '.join(sorted(known))}"
+        story = f"backward of call {self.number}, gradients for {', '.join(sorted(known))}"
         compare(self.links, note, explain=story)
 
     def _commit(self, found: Mapping[str, Tensor]) -> None:
@@ -350,7 +387,7 @@ class Call:
             bad = next((name for name, grad in found.items() if bool(grad.sum().isnan())), "")
         note = Note(COMMIT, self.net.commits, "", NOTHING, flag=float(bool(bad)))
         self.links.where = "the agreement after a backward pass"
-        flags = compare(self.links, note, explain=f"end of backward of call {self.net.calls}")
+        flags = compare(self.links, note, explain=f"end of backward of call {self.number}")
         if any(flags):
             value = self.ready.graph.values.get(bad)
             label = (value.target or bad) if value else "a parameter on another device"
@@ -382,7 +419,7 @@ class Node(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         with ctx.call.net._careful():
             found = ctx.call.backward(grads)

@@ -11,12 +11,12 @@ channel) of an instance norm, every (sample, group) of a group norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.runtime.links import Links
@@ -65,7 +65,9 @@ def measure(rows: Tensor, links: Links, counts: Sequence[int]) -> Moments:
     return Moments(mean.to(exact), m2.to(exact), total)
 
 
-def normalize(rows: Tensor, moments: Moments, affine: tuple[Tensor | None, Tensor | None], eps: float) -> Tensor:
+def normalize(
+    rows: Tensor, moments: Moments, affine: tuple[Tensor | None, Tensor | None], eps: float
+) -> Tensor:
     result: Tensor = torch.native_batch_norm(
         rows, *affine, moments.mean, moments.variance, False, 0.0, eps
     )[0]
@@ -114,7 +116,7 @@ def group_norm(x: Tensor, groups: int, weight: Any, bias: Any, eps: float) -> Te
     return F.group_norm(x, groups, weight, bias, eps)
 
 
-WHOLE_NORMS = {
+WHOLE_NORMS: dict[str, Callable[..., Any]] = {
     "terrazzo.batch_norm": batch_norm,
     "terrazzo.instance_norm": instance_norm,
     "terrazzo.group_norm": group_norm,

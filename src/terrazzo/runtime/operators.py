@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.geometry import Box, Span
@@ -17,6 +17,13 @@ from terrazzo.runtime.norms import WHOLE_NORMS
 
 Draw = Callable[[tuple[int, ...], Box], Site]
 """Makes the site of an operator: net knows seed and step, the operator its shape and box."""
+
+
+OVERWRITING = {
+    "aten.relu.default": "aten.relu_.default",
+    "aten.leaky_relu.default": "aten.leaky_relu_.default",
+}
+"""Activations whose gradient can be had from their result."""
 
 
 class Operator:
@@ -39,7 +46,13 @@ class Operator:
         self.keeps = tuple(high if low == 0 else -1 for low, high in crop or ())
         self.shape, self.box = shape, box or Box.whole(shape)
         self.draws = op in DRAWS
-        self.call = DRAWS[op] if self.draws else WHOLE_NORMS.get(op) or kernel(op)
+        self.call: Callable[..., Any] = _function(op)
+
+    def overwrite(self) -> None:
+        """Makes the call reuse its input's memory, where the operator has such a form."""
+        slope = self.args[1] if self.op == "aten.leaky_relu.default" else 0
+        if not self.prepare and self.op in OVERWRITING and slope >= 0:
+            self.call = kernel(OVERWRITING[self.op])
 
     def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
         if self.prepare:
@@ -53,6 +66,12 @@ class Operator:
         if self.crop and result.shape != self.keeps:  # a slice of everything is not free
             result = result[self.crop]
         return result
+
+
+def _function(op: str) -> Callable[..., Any]:
+    if op in DRAWS:
+        return DRAWS[op]
+    return WHOLE_NORMS[op] if op in WHOLE_NORMS else kernel(op)
 
 
 def whole_operator(op: str, args: Sequence[Argument], shape: tuple[int, ...]) -> Operator:

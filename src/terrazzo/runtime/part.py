@@ -6,10 +6,14 @@ refused, because it would be silently wrong.
 
 from __future__ import annotations
 
-from typing import Any
+import numbers
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from terrazzo.errors import UsageError
 from terrazzo.geometry import Box
@@ -20,8 +24,12 @@ Number = int | float
 class Part:
     """``tensor`` holds ``box`` of a tensor of shape ``shape``."""
 
+    requires_grad = False
+
     def __init__(self, tensor: Tensor, box: Box, shape: tuple[int, ...]) -> None:
         self.tensor, self.box, self.shape = tensor, box, torch.Size(shape)
+
+    # ---- what a part knows of the whole --------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,6 +49,12 @@ class Part:
     def dim(self) -> int:
         return len(self.shape)
 
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -48,11 +62,16 @@ class Part:
         """A tensor of the whole shape, for exporting; its contents mean nothing."""
         return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape).contiguous()
 
+    # ---- what can be done to every element alone -----------------------------------------
+
     def _with(self, tensor: Tensor) -> Part:
         return Part(tensor, self.box, tuple(self.shape))
 
     def to(self, *args: Any, **kwargs: Any) -> Part:
         return self._with(self.tensor.to(*args, **kwargs))
+
+    def type(self, dtype: torch.dtype) -> Part:
+        return self._with(self.tensor.to(dtype))
 
     def float(self) -> Part:
         return self._with(self.tensor.float())
@@ -60,42 +79,109 @@ class Part:
     def double(self) -> Part:
         return self._with(self.tensor.double())
 
-    def _other(self, other: Number | Tensor) -> Number | Tensor:
-        """A scalar, or a tensor with one element along every dimension that is cut."""
-        if not isinstance(other, Tensor):
-            return other
-        offset = len(self.shape) - other.dim()
-        for dim, extent in enumerate(other.shape):
-            low, high = self.box.spans[dim + offset]
-            if extent != 1 and high - low != self.shape[dim + offset]:
-                raise UsageError(
-                    f"a batch that is spread over devices was combined with a tensor of shape "
-                    f"{list(other.shape)}; only scalars and per-channel values are possible here. "
-                    "Do it inside the model, or before the feed."
+    def half(self) -> Part:
+        return self._with(self.tensor.half())
+
+    def bfloat16(self) -> Part:
+        return self._with(self.tensor.bfloat16())
+
+    def _combined(self, call: Callable[[Any, Any], Tensor], other: Number | Tensor) -> Part:
+        """With a scalar, or a tensor with one element along every dimension that is cut."""
+        if isinstance(other, Tensor) and other.requires_grad:
+            raise _refusal(self, "scaling it with something that is trained")
+        if isinstance(other, Tensor) and other.dim():
+            self._refuse_uneven(other)
+            if self.box.is_empty:  # only the dtype is left to work out
+                return self._with(
+                    call(self.tensor.reshape(-1), other.reshape(-1)[:1]).view(self.tensor.shape)
                 )
-        return other
+        elif not isinstance(other, (numbers.Number, Tensor)):
+            raise _refusal(self, f"combining it with a {type(other).__name__}")
+        return self._with(call(self.tensor, other))
+
+    def _refuse_uneven(self, other: Tensor) -> None:
+        offset = len(self.shape) - other.dim()
+        fits = offset >= 0 and all(
+            extent == 1 or (extent == self.shape[dim] and self._is_uncut(dim))
+            for dim, extent in enumerate(other.shape, start=offset)
+        )
+        if not fits:
+            raise UsageError(
+                f"a batch that is spread over devices ({list(self.shape)}) was combined with a "
+                f"tensor of shape {list(other.shape)}; only scalars and per-channel values are "
+                "possible here. Do it inside the model, or before the feed."
+            )
+
+    def _is_uncut(self, dim: int) -> bool:
+        """Samples and channels are never cut, and an empty box says nothing about the others."""
+        low, high = self.box.spans[dim]
+        return high - low == self.shape[dim] or (self.box.is_empty and dim < self.ndim - 2)
 
     def __add__(self, other: Number | Tensor) -> Part:
-        return self._with(self.tensor + self._other(other))
+        return self._combined(operator.add, other)
 
     def __sub__(self, other: Number | Tensor) -> Part:
-        return self._with(self.tensor - self._other(other))
+        return self._combined(operator.sub, other)
 
     def __mul__(self, other: Number | Tensor) -> Part:
-        return self._with(self.tensor * self._other(other))
+        return self._combined(operator.mul, other)
 
     def __truediv__(self, other: Number | Tensor) -> Part:
-        return self._with(self.tensor / self._other(other))
+        return self._combined(operator.truediv, other)
+
+    def __rsub__(self, other: Number | Tensor) -> Part:
+        return self._combined(lambda mine, given: given - mine, other)
 
     __radd__, __rmul__ = __add__, __mul__
+    add, sub, mul, div = __add__, __sub__, __mul__, __truediv__
+
+    # ---- what cannot ---------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UsageError(
-            f"this batch is spread over devices (here {self.box} of {list(self.shape)}), so "
-            f".{name} would be wrong on a part. Do it inside the model, or before the feed."
-        )
+        raise _refusal(self, f".{name}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """torch's functions ask here first: arithmetic goes on, the rest is refused."""
+        given = pytree.tree_leaves((args, kwargs))
+        part = next(value for value in given if isinstance(value, Part))
+        if function in _REVERSED and len(args) == 2 and isinstance(args[1], Part):
+            return _REVERSED[function](part, args[0])
+        raise _refusal(part, f"torch.{getattr(function, '__name__', function)}")
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise _refusal(self, "indexing it")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise _refusal(self, "writing into it")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _refusal(self, "iterating over it")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _refusal(self, "making a numpy array of it")
 
     def __repr__(self) -> str:
         return f"Part({self.box} of {list(self.shape)}, {self.dtype})"
+
+
+_REVERSED: dict[Any, Callable[[Part, Any], Part]] = {
+    Tensor.add: Part.__radd__,
+    Tensor.mul: Part.__rmul__,
+    Tensor.sub: Part.__rsub__,
+    Tensor.__add__: Part.__radd__,
+    Tensor.__mul__: Part.__rmul__,
+    Tensor.__sub__: Part.__rsub__,
+}
+"""``tensor + part``: torch asks the part, and sums do not mind the order."""
+
+
+def _refusal(part: Part, what: str) -> UsageError:
+    return UsageError(
+        f"this batch is spread over devices (here {part.box} of {list(part.shape)}), so {what} "
+        "would be wrong on a part. Do it inside the model, or before the feed."
+    )

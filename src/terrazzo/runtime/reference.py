@@ -13,15 +13,19 @@ from terrazzo.runtime import kernels
 from terrazzo.runtime.kernels import Site
 
 
-class KeyedRandom(TorchDispatchMode):
+class KeyedRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, PyTorch's random operators draw by seed, step, order and position, as a net does."""
 
     def __init__(self, seed: int, step: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seed, self.step, self.drawn = seed, step, 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = f"{func._schema.name.split('::')[1]}.{func._overloadname}"
         draw = getattr(self, "_" + name.replace(".", "_"), None)
@@ -34,14 +38,18 @@ class KeyedRandom(TorchDispatchMode):
         shape = tuple(like.shape)
         return Site(shape, Box.whole(shape), self.seed, self.step, like.device)
 
-    def _bernoulli__float(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    def _bernoulli__float(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         x, p = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         return x.copy_(kernels.bernoulli(self._site(x), x, p, self.drawn))  # type: ignore[no-any-return]
 
     def _bernoulli_p(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         return kernels.bernoulli(self._site(args[0]), args[0], args[1], self.drawn)
 
-    def _bernoulli_default(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    def _bernoulli_default(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         return kernels.bernoulli(self._site(args[0]), args[0], self.drawn)
 
     def _native_dropout_default(
@@ -51,10 +59,14 @@ class KeyedRandom(TorchDispatchMode):
         mask = kernels.bernoulli(self._site(x), x, 1.0 - p, self.drawn)
         return x * (mask / (1.0 - p)), mask.bool()
 
-    def _rand_like_default(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    def _rand_like_default(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         return kernels.rand_like(self._site(args[0]), func(*args, **kwargs), self.drawn)
 
-    def _randn_like_default(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    def _randn_like_default(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         return kernels.randn_like(self._site(args[0]), func(*args, **kwargs), self.drawn)
 
     def _rand_default(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
@@ -64,5 +76,3 @@ class KeyedRandom(TorchDispatchMode):
     def _randn_default(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         made = func(*args, **kwargs)
         return kernels.randn(self._site(made), None, made.dtype, self.drawn)
-
-

@@ -34,6 +34,9 @@ def export_together(
             letter = {"graph": made.graph.to_json()}
         except ModelError as error:
             letter = {"error": str(error)}
+        except Exception as error:  # a mistake of ours: the others must not wait for a graph
+            links.broadcast_bytes(json.dumps({"error": f"device 0: {error!r}"}).encode())
+            raise
     data = links.broadcast_bytes(json.dumps(letter).encode() if links.device == 0 else None)
     letter = json.loads(data)
     if "error" in letter:

@@ -6,10 +6,14 @@ import contextlib
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from terrazzo.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -30,23 +34,31 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         raise LaunchError(
             "this build of torch has no torch.distributed: install one that has it (see the docs)"
         )
+    # Only now: a build without torch.distributed has neither.
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     limit = timedelta(seconds=timeout_s)
     try:
-        store, *_ = next(dist.rendezvous("env://", device, devices, timeout=limit))
+        store, *_ = next(rendezvous("env://", device, devices, timeout=limit))
     except Exception as error:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         raise LaunchError(
             f"device {device} could not reach the meeting point {where} within {timeout_s:g} s: "
             "is device 0 running, and is the address right?"
         ) from error
-    _wait_for_all(dist.PrefixStore("terrazzo/join", store), device, devices, timeout_s)
+    _wait_for_all(PrefixStore("terrazzo/join", store), device, devices, timeout_s)
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore("terrazzo", store), rank=device, world_size=devices, timeout=limit
+        "gloo",
+        store=PrefixStore("terrazzo", store),
+        rank=device,
+        world_size=devices,
+        timeout=limit,
     )
 
 
-def _wait_for_all(store: dist.Store, device: int, devices: int, timeout_s: float) -> None:
+def _wait_for_all(store: Store, device: int, devices: int, timeout_s: float) -> None:
     """Names who is missing, instead of failing to connect without a word."""
     store.set(str(device), "here")
     missing = list(range(devices))

@@ -19,7 +19,7 @@ STOPS = frozenset(
 
 def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """(inputs, outputs) of everything a gradient can pass through, in execution order."""
-    found = []
+    found: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     for step in program.steps:
         if isinstance(step, (Take, Spread)):
             found.append(((step.source,), (step.target,)))

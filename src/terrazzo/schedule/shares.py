@@ -36,9 +36,9 @@ def last_pool(graph: Graph) -> int:
         if rule is None or rule.reduce is None or node.layer.endswith("loss"):
             continue
         source, result = graph.shape(node.refs[0]), graph.shape(node.output)
-        if len(source) == 4 and source[-1] * source[-2] > 1 and 1 < len(result):
-            if result[-2:] == (1, 1) or len(result) == 2:
-                found = index
+        is_map = len(source) == 4 and source[-1] * source[-2] > 1
+        if is_map and (result[-2:] == (1, 1) or len(result) == 2):
+            found = index
     return found
 
 
@@ -58,4 +58,6 @@ def split_shares(program: Program) -> SplitShares:
 
 def _share(amounts: dict[int, int], split: set[int]) -> float:
     total = sum(amounts.values())
-    return sum(amount for index, amount in amounts.items() if index in split) / total if total else 1.0
+    return (
+        sum(amount for index, amount in amounts.items() if index in split) / total if total else 1.0
+    )

@@ -71,5 +71,3 @@ def _norm_bytes(program: Program, step: Norm, differentiable: Set[str]) -> int:
     pairs, _ = statistics(node, program.graph)
     each = 2 * pairs * _statistic_bytes(program.graph.values[node.refs[0]].dtype)
     return each * (2 if step.outputs[0] in differentiable else 1)
-
-

@@ -62,9 +62,7 @@ def elementwise(position: int) -> Rule:
             reads = tuple(broadcast_read(box, shape, graph.shape(name)) for name in node.refs)
             return Local(reads, "terrazzo.part_loss", (node.op, scale, *bare))
 
-        return Reduction(
-            main=0, partial=partial, combine="sum", shape=(), keeps=lambda box: SCALAR
-        )
+        return Reduction(main=0, partial=partial, combine="sum", shape=(), keeps=lambda box: SCALAR)
 
     return Rule(place=place, local=local, reduce=reduce)
 
@@ -110,9 +108,7 @@ def _cross_entropy_reduce(node: Node, graph: Graph) -> Reduction:
 
 
 TABLE.add(
-    Rule(
-        place=_cross_entropy_place, local=_cross_entropy_local, reduce=_cross_entropy_reduce
-    ),
+    Rule(place=_cross_entropy_place, local=_cross_entropy_local, reduce=_cross_entropy_reduce),
     "aten.cross_entropy_loss.default",
 )
 for _op, _position in {

@@ -140,7 +140,14 @@ _add(
 )
 _add(
     "aten.amin.default",
-    Fold(dims=1, keepdim=2, partial="terrazzo.part_amin", combine="max", finish="terrazzo.negate", rows=2),
+    Fold(
+        dims=1,
+        keepdim=2,
+        partial="terrazzo.part_amin",
+        combine="max",
+        finish="terrazzo.negate",
+        rows=2,
+    ),
 )
 _add(
     "aten.linalg_vector_norm.default",

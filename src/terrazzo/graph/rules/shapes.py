@@ -196,9 +196,7 @@ def _scatter(node: Node, graph: Graph, box: Box) -> Local:
 
 
 TABLE.add(Rule(place=_reshape_place, local=_reshape), "aten.reshape.default")
-TABLE.add(
-    Rule(place=_permute_place, local=_permute), "aten.permute.default", "aten.transpose.int"
-)
+TABLE.add(Rule(place=_permute_place, local=_permute), "aten.permute.default", "aten.transpose.int")
 TABLE.add(Rule(place=_slice_place, local=_slice), "aten.slice.Tensor")
 TABLE.add(Rule(place=_select_place, local=_select), "aten.select.int")
 TABLE.add(Rule(place=_cat_place, local=_cat), "aten.cat.default")

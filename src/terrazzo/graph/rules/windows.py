@@ -135,7 +135,9 @@ def _pool_windows(node: Node, dilation: tuple[int, int] = (1, 1)) -> list[Slidin
 def _max_pool(node: Node, graph: Graph, box: Box) -> Local:
     windows = _pool_windows(node, pair(node.args[4]))
     read, own = share_padding(window_read(graph.shape(node.refs[0]), box, windows))
-    kernel, stride, dilation = zip(*((w.kernel, w.stride, w.dilation) for w in windows), strict=True)
+    kernel, stride, dilation = zip(
+        *((w.kernel, w.stride, w.dilation) for w in windows), strict=True
+    )
     args = (node.args[0], kernel, stride, own, dilation, False)
     return Local((read,), node.op, args, fill=float("-inf"))
 
@@ -149,9 +151,7 @@ def _avg_pool(node: Node, graph: Graph, box: Box) -> Local:
         divisors: tuple[tuple[int, ...], ...] = ()
     else:
         divisors = tuple(
-            tuple(
-                _divisor(window, output, extent, bool(include_pad)) for output in range(*span)
-            )
+            tuple(_divisor(window, output, extent, bool(include_pad)) for output in range(*span))
             for window, extent, span in zip(windows, shape[-2:], box.spans[-2:], strict=True)
         )
     return Local((read,), "terrazzo.avg_pool", (x, kernel, stride, divisors, override))
@@ -243,9 +243,7 @@ def _global_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     return image_place(node, graph, axes)
 
 
-TABLE.add(
-    Rule(place=image_place, local=_conv), "aten.conv2d.default", "aten.conv2d.padding"
-)
+TABLE.add(Rule(place=image_place, local=_conv), "aten.conv2d.default", "aten.conv2d.padding")
 TABLE.add(Rule(place=image_place, local=_conv_transpose), "aten.conv_transpose2d.input")
 TABLE.add(Rule(place=image_place, local=_max_pool), "aten.max_pool2d.default")
 TABLE.add(Rule(place=image_place, local=_avg_pool), "aten.avg_pool2d.default")

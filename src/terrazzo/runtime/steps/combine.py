@@ -22,8 +22,10 @@ class CombineStep:
         self.node = program.graph.nodes[step.node]
         local, self.place = step.parts[device], step.places[device]
         held = held_boxes(step.inputs, program, device)
-        self.operator = local and local_operator(
-            local, held, shape=step.reduction.shape, box=self.place
+        self.operator = (
+            None
+            if local is None
+            else local_operator(local, held, shape=step.reduction.shape, box=self.place)
         )
 
     def forward(self, run: Run) -> None:
@@ -56,9 +58,7 @@ class CombineStep:
         rows = (reduction.rows,) if reduction.rows else ()
         exact = self._precision(run)
         start = float("-inf") if reduction.rows else 0
-        full = torch.full(
-            (*rows, *reduction.shape), start, dtype=exact, device=run.torch_device
-        )
+        full = torch.full((*rows, *reduction.shape), start, dtype=exact, device=run.torch_device)
         if self.operator is None:
             return full
         tensors = [
@@ -106,4 +106,3 @@ class CombineStep:
             total = torch.stack([total * weight, torch.zeros_like(total)])
         for position, grad in piece.backward({PART: total}).items():
             run.add(self.step.inputs[int(position)], grad)
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,15 @@ from terrazzo.geometry import Box
 from terrazzo.runtime.operators import Operator, local_operator, whole_operator
 from terrazzo.runtime.steps.step import Piece, Run
 from terrazzo.schedule import Apply, Compute, Program
+
+FORGETFUL = frozenset(
+    f"aten.{op}"
+    for op in (
+        "conv2d.default conv2d.padding conv_transpose2d.input linear.default add.Tensor "
+        "batch_norm.default cat.default"
+    ).split()
+) | {"terrazzo.batch_norm", "terrazzo.group_norm"}
+"""Operators whose gradient does not need their result."""
 
 
 class ComputeStep:
@@ -27,7 +38,22 @@ class ComputeStep:
         self.exports = tuple(name for name in made if name in exports)
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
+        self._overwrite_where_safe()
         self.last_use: frozenset[str] = frozenset()
+
+    def _overwrite_where_safe(self) -> None:
+        """Lets activations overwrite what nobody reads again, as ``inplace=True`` would."""
+        made_by = {
+            name: self.program.graph.nodes[apply.node].op
+            for apply in self.step.applies
+            for name in apply.outputs
+        }
+        reads = Counter(name for apply in self.step.applies for name in apply.inputs)
+        for apply, call, drops in zip(self.step.applies, self.operators, self.drops, strict=True):
+            source = apply.inputs[0] if apply.inputs else ""
+            alone = source in drops and reads[source] == 1  # nobody holds a view of it either
+            if call and alone and made_by.get(source) in FORGETFUL:
+                call.overwrite()
 
     def forward(self, run: Run) -> None:
         track = any(name in run.carriers for name in self.exports)

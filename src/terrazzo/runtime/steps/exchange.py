@@ -31,8 +31,10 @@ class ExchangeStep:
                         sends.append((transfer.destination, tag, piece.contiguous()))
                 elif transfer.destination == run.device:
                     place = target[transfer.box.within(wanted).slices()]
-                    buffer = place if place.is_contiguous() else torch.empty_like(
-                        place, memory_format=torch.contiguous_format
+                    buffer = (
+                        place
+                        if place.is_contiguous()
+                        else torch.empty_like(place, memory_format=torch.contiguous_format)
                     )
                     receives.append((transfer.source, tag, buffer))
                     arrivals.append((place, buffer))

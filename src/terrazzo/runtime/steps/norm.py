@@ -141,9 +141,7 @@ class NormStep:
         )  # fmt: skip
         return gx, gw.to(moments.mean.dtype), gb.to(moments.mean.dtype)
 
-    def _through_statistics(
-        self, grad: Tensor, x: Tensor, moments: Moments, sums: Tensor
-    ) -> None:
+    def _through_statistics(self, grad: Tensor, x: Tensor, moments: Moments, sums: Tensor) -> None:
         """Takes the gradient that flows through mean and variance off the owned elements."""
         inverse = torch.rsqrt(moments.variance + self.eps)
         slope = inverse * inverse * sums[1] / self.elements

@@ -59,14 +59,10 @@ class Run:
         return array.boxes[self.links.device]
 
     def empty(self, name: str) -> Tensor:
-        return torch.empty(
-            self.box(name).shape, dtype=self.dtype(name), device=self.torch_device
-        )
+        return torch.empty(self.box(name).shape, dtype=self.dtype(name), device=self.torch_device)
 
     def zeros(self, name: str) -> Tensor:
-        return torch.zeros(
-            self.box(name).shape, dtype=self.dtype(name), device=self.torch_device
-        )
+        return torch.zeros(self.box(name).shape, dtype=self.dtype(name), device=self.torch_device)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.dtypes[self.program.arrays[name].value]
@@ -97,12 +93,14 @@ class Entry(torch.autograd.Function):
     """The door into a piece of autograd: catches the gradient without keeping the tensor alive."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, tensor: Tensor, sink: dict[str, Tensor], name: str) -> Tensor:
+    def forward(
+        ctx: Any, token: Tensor, tensor: Tensor, sink: dict[str, Tensor], name: str
+    ) -> Tensor:
         ctx.sink, ctx.name = sink, name
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
         ctx.sink[ctx.name] = grad
         return None, None, None, None
 
@@ -132,7 +130,7 @@ class Piece:
         names = [name for name in self.edges if name in grads]
         if names:
             torch.autograd.grad(
-                [self.edges[name] for name in names],  # type: ignore[arg-type]
+                [self.edges[name] for name in names],
                 [self.token],
                 [grads[name] for name in names],
                 allow_unused=True,
