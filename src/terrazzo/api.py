@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+import terrazzo
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.feed import feed
@@ -22,11 +24,14 @@ from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net, PlanFor
+from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.start import join
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 
 TIMEOUT_S = 300.0
+RUN_FOLDER = "TERRAZZO_RUN"
+"""The variable that names the folder in which a run is recorded; unset: it is not."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
@@ -39,7 +44,11 @@ def init(*, timeout_s: float = TIMEOUT_S) -> int:
     wait for another device.
     """
     join(os.environ, timeout_s=timeout_s)
-    return torch.distributed.get_rank() if _together() else 0
+    links = connect()
+    folder = os.environ.get(RUN_FOLDER)
+    if folder and links.recorder is None:
+        links.recorder = Recorder(Path(folder), links.device)
+    return links.device
 
 
 def _together() -> bool:
@@ -124,13 +133,15 @@ def _planner(links: Links, plan: Plan | None, *, layout: str | Layout, groups: G
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise UsageError(
-            f"the model is wrapped in {type(model).__name__}, which copies it and sums gradients "
-            "itself: give tz.parallelize the bare model (model.module)"
-        )
     if isinstance(model, Net):
         raise UsageError("the model is a net already: tz.parallelize was called on it before")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel, Net)):
+            where = f"its part {name!r}" if name else "the model"
+            raise UsageError(
+                f"{where} is wrapped in {type(module).__name__}, which spreads work and sums "
+                "gradients itself: give tz.parallelize the bare model"
+            )
 
 
 def _same_model(model: nn.Module, links: Links) -> None:
@@ -204,3 +215,7 @@ def agree(value: Value) -> Value:
     compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
     number = links.broadcast(torch.tensor([float(value)], dtype=torch.float64))
     return type(value)(number.item())
+
+
+# Importing the subpackage bound its name in the package; the name belongs to the function.
+terrazzo.feed = feed

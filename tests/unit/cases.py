@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,7 +196,9 @@ RESIZES: dict[str, Case | Build] = {
     "crop": fn(lambda x: x[:, :, 2:-3, 1:]),
     "crop by steps": fn(lambda x: x[:, :, 1::2, ::3]),
     "crop to a corner": fn(lambda x: x[:, :, -5:, :4]),
-    "crop centre and add": two(lambda x, y: F.max_pool2d(x, 3, 1)[:, :, 2:-2] + y[:, :, 3:-3, 1:-1]),
+    "crop centre and add": two(
+        lambda x, y: F.max_pool2d(x, 3, 1)[:, :, 2:-2] + y[:, :, 3:-3, 1:-1]
+    ),
 }
 
 REDUCTIONS: dict[str, Case | Build] = {
@@ -239,3 +243,278 @@ REDUCTIONS: dict[str, Case | Build] = {
         fn(lambda x: torch.linalg.vector_norm(x.relu(), 0.5, (2, 3))), ends=True, maps=((1, 2, 9, 9),)
     ),
 }  # fmt: skip
+
+ARITHMETIC: dict[str, Case | Build] = {
+    "cat": two(lambda x, y: torch.cat([x, y, x], 1)),
+    "cat with a whole tensor": fn(lambda x, c: torch.cat([x, c.expand(2, 3, H, W)], 1), ramp(3, 1, W)),
+    "cat of batches": two(lambda x, y: torch.cat([x, y], 0)),
+    "cat with nothing": Case(fn(lambda x: torch.cat([x[:, :0], x], 1)), ends=True),
+    "stack": two(lambda x, y: torch.stack([x, y], 1).mean(1)),
+    "stack in front": two(lambda x, y: torch.stack([x, y, x]).amax(0)),
+    "add sub mul div": two(lambda x, y: (x + y * 2 - x * y) / (y * y + 1)),
+    "broadcast channels": fn(lambda x, c: x * c + 1 - c, ramp(1, 4, 1, 1)),
+    "broadcast low rank": fn(lambda x, c: x / c, ramp(4, 1, 1)),
+    "broadcast columns": fn(lambda x, c: x * c, ramp(W)),
+    "broadcast rows": fn(lambda x, c: c - x, ramp(H, 1)),
+    "broadcast position": fn(lambda x, c: x + c, ramp(1, 4, H, W)),
+    "broadcast scalar": fn(lambda x, c: x * c, ramp(1)[0]),
+    "broadcast higher rank": fn(lambda x, c: (x * c).sum(0), ramp(3, 1, 1, 1, 1)),
+    "broadcast maps": Case(fn(lambda x, y: x * y), maps=(MAP, (2, 1, H, W))),
+    "broadcast one row": Case(fn(lambda x, y: x * y), maps=(MAP, (2, 4, 1, W))),
+    "addcmul": two(lambda x, y: torch.addcmul(x, y, x, value=0.5)),
+    "addcdiv": two(lambda x, y: torch.addcdiv(x, y, x * x + 1, value=2.0)),
+    "lerp": two(lambda x, y: torch.lerp(x, y, 0.3) + torch.lerp(x, y, x.sigmoid())),
+    "where": two(lambda x, y: torch.where(x > y, x * 2, y)),
+    "where scalar": fn(lambda x: torch.where(x > 0, x, 0.0) + torch.where(x < 0, 1.0, x)),
+    "masked fill": fn(lambda x: x.masked_fill(x > 0.5, 0.1)),
+    "clamp": fn(lambda x: x.clamp(-0.7, 0.9) + x.clamp(min=0.1) + x.clamp(max=0.2)),
+    "clamp by maps": two(lambda x, y: x.clamp(min=y - 1, max=y + 1)),
+    "pow": fn(lambda x: x**3 + 2**x + (x * x + 0.1) ** x + x.square()),
+    "maximum minimum": two(lambda x, y: torch.maximum(x, y) * torch.minimum(x, y + 1)),
+    "roots and logs": fn(lambda x: (x * x + 1).sqrt() + (x * x + 1).log() + (x * x + 1).rsqrt()),
+    "trigonometry": two(lambda x, y: x.sin() + y.cos() * x.tan() + x.atan() + torch.atan2(x, y)),
+    "exponentials": fn(lambda x: x.exp() + x.expm1() + x.exp2() + x.log1p().nan_to_num() + x.erf()),
+    "rounding": fn(lambda x: x + x.round() + x.floor() + x.ceil() + x.trunc() + x.frac() + x.sign()),
+    "reciprocal": fn(lambda x: 1 / (x.abs() + 1) - (x * x + 1).reciprocal() + -x),
+    "hyperbolic": fn(lambda x: x.sinh() + x.cosh() + x.tanh() + x.asinh() + (x.tanh() / 2).atanh()),
+    "detach": fn(lambda x: x * x.detach() + torch.zeros_like(x) + torch.full_like(x, 3.0)),
+    "remainder": fn(lambda x: torch.remainder(x, 0.7) + torch.fmod(x, 0.9)),
+    "logaddexp": two(lambda x, y: torch.logaddexp(x, y) + torch.hypot(x, y) + torch.xlogy(x, y * y + 1)),
+    "float and back": fn(lambda x: x.float().double() * 2 + x.to(torch.float64)),
+    "comparison as mask": two(lambda x, y: x * (x > y).to(x.dtype) + y * (x.gt(0) & y.le(1)).double()),
+    "expand": fn(lambda x: x[:, :1].expand(-1, 6, -1, -1) * 2 + x[:, 1:2].expand(2, 6, H, W)),
+}  # fmt: skip
+
+ACTIVATIONS: dict[str, Case | Build] = {
+    f"activation {layer}": lambda layer=layer: copy.deepcopy(layer)
+    for layer in (
+        nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.1), nn.ELU(), nn.CELU(0.7), nn.SELU(), nn.GELU(),
+        nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(),
+        nn.Sigmoid(), nn.Tanh(), nn.Softplus(), nn.Softsign(), nn.LogSigmoid(), nn.Tanhshrink(),
+        nn.Softshrink(), nn.Hardshrink(), nn.Threshold(0.1, 0.2), nn.GLU(1), nn.PReLU(),
+        nn.PReLU(4), nn.Softmax2d(), nn.Softmin(1),
+    )
+} | {
+    "activation in place": fn(
+        lambda x: F.hardswish(F.silu(F.leaky_relu(F.relu6(x * 2, True), 0.1, True), True), True)
+    ),
+}  # fmt: skip
+
+
+def _written_slices(x: Tensor) -> Tensor:
+    x = x * 2
+    x[:, :2] = x[:, 2:].sigmoid()
+    x[:, 3] *= 0.5
+    x[:, ::3] += 1
+    return x
+
+
+def _written_zeros(x: Tensor) -> Tensor:
+    made = x.new_zeros(2, 6, H, W)
+    made[:, 1:5] = x
+    made[:, 5] = x[:, 0]
+    return made
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    return x.view(2, 2, 2, H, W).transpose(1, 2).reshape(2, 4, H, W)
+
+
+def _channels_last(module: nn.Module) -> Build:
+    return lambda: nn.Sequential(
+        Fn(lambda x: x.permute(0, 2, 3, 1)), module, Fn(lambda x: x.permute(0, 3, 1, 2))
+    )
+
+
+SHAPES: dict[str, Case | Build] = {
+    "chunk": fn(lambda x: (lambda a, b: a * b.sigmoid())(*x.chunk(2, 1))),
+    "chunk uneven": fn(lambda x: torch.cat(x.chunk(3, 1)[::-1], 1)),
+    "split": fn(lambda x: (lambda a, b: torch.cat([b, a.relu()], 1))(*x.split([1, 3], 1))),
+    "split unused": fn(lambda x: x.split(2, 1)[1] * 3),
+    "select": fn(lambda x: x.select(1, 2).unsqueeze(1) * x[:, -1:]),
+    "select a sample": fn(lambda x: x[1].unsqueeze(0) + x),
+    "unbind": fn(lambda x: torch.stack([part * (i + 1) for i, part in enumerate(x.unbind(1))], 1)),
+    "slice assignment": fn(_written_slices),
+    "slice assignment into zeros": fn(_written_zeros),
+    "permute and back": fn(lambda x: (x.permute(0, 2, 3, 1) * 2).permute(0, 3, 1, 2)),
+    "rows become columns": lambda: nn.Sequential(Fn(lambda x: x.transpose(2, 3)), nn.MaxPool2d(3, 2)),
+    "channel shuffle": fn(_shuffled),
+    "groups into batch": fn(lambda x: F.avg_pool2d(x.reshape(8, 1, H, W), 3, 2).view(2, 4, 16, 17)),
+    "flatten channels": fn(lambda x: x.flatten(0, 1).unflatten(0, (2, 4)) * 2),
+    "unflatten": fn(lambda x: x.unflatten(1, (2, 2)).mean(2)),
+    "squeeze": fn(lambda x: (x.unsqueeze(0).unsqueeze(3) * 2).squeeze(3).squeeze(0)),
+    "squeeze channel": fn(lambda x: x.mean(1, keepdim=True).squeeze(1).unsqueeze(1) * x),
+    "norm of five dimensions": Case(
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.BatchNorm3d(2), nn.Flatten(1, 2)), ends=True
+    ),
+    "contiguous": fn(lambda x: x.transpose(2, 3).contiguous().transpose(2, 3).clone() + x),
+    "flatten positions": Case(fn(lambda x: x.flatten(2).softmax(-1).view(2, 4, H, W)), ends=True),
+    "flip": Case(fn(lambda x: x.flip(3) * 2), ends=True),
+    "select a row": Case(fn(lambda x: x[:, :, 3].unsqueeze(2) * x), ends=True),
+    "linear": _channels_last(nn.Linear(4, 7)),
+    "layer norm": _channels_last(nn.LayerNorm(4)),
+    "layer norm over positions": Case(lambda: nn.LayerNorm((4, H, W)), ends=True),
+    "softmax": fn(lambda x: x.softmax(1) + x.log_softmax(1)),
+    "softmax last": _channels_last(nn.Softmax(-1)),
+    "softmax over rows": Case(fn(lambda x: x.softmax(2)), ends=True),
+    "cumsum": fn(lambda x: x.cumsum(1)),
+}  # fmt: skip
+
+
+class SqueezeExcite(nn.Module):
+    """Scales channels by what the whole map looks like."""
+
+    def __init__(self, channels: int, *, linear: bool) -> None:
+        super().__init__()
+        self.linear = linear
+        kind = nn.Linear if linear else (lambda a, b: nn.Conv2d(a, b, 1))
+        self.squeeze, self.excite = kind(channels, 3), kind(3, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.mean((2, 3)) if self.linear else F.adaptive_avg_pool2d(x, 1)
+        y = self.excite(F.relu(self.squeeze(y), inplace=True)).sigmoid()
+        return x * (y[:, :, None, None] if self.linear else y)
+
+
+def _spatial_attention(x: Tensor, weight: Tensor) -> Tensor:
+    seen = torch.cat([x.mean(1, keepdim=True), torch.max(x, 1, keepdim=True)[0]], 1)
+    return x * F.conv2d(seen, weight, padding=3).sigmoid()
+
+
+BLOCKS: dict[str, Case | Build] = {
+    "squeeze-excite convs": lambda: SqueezeExcite(4, linear=False),
+    "squeeze-excite linears": lambda: SqueezeExcite(4, linear=True),
+    "spatial attention": fn(_spatial_attention, ramp(1, 2, 7, 7) / 40),
+    "coordinate attention": fn(lambda x: x * x.mean(3, keepdim=True).sigmoid() * x.mean(2, keepdim=True)),
+    "response norm": fn(
+        lambda x, g: x * g * (lambda n: n / (n.mean(1, keepdim=True) + 1e-6))(x.norm(2, (2, 3), True)),
+        ramp(1, 4, 1, 1),
+    ),
+    "two outputs": fn(lambda x: (F.max_pool2d(x, 2), {"a": x.mean((2, 3)), "b": (x * 2, x.sum())})),
+    "no operator": fn(lambda x: x),
+}  # fmt: skip
+
+RANDOM: dict[str, Case | Build] = {
+    "dropout": lambda: nn.Dropout(0.3),
+    "dropout of everything": lambda: nn.Dropout(1.0),
+    "dropout of channels": lambda: nn.Dropout2d(0.4),
+    "dropout in place": fn(lambda x: F.dropout(x * 2, 0.5, True, True)),
+    "stochastic depth": fn(lambda x: x * x.new_empty(2, 1, 1, 1).bernoulli_(0.6).div_(0.6)),
+    "noise": fn(lambda x: x + torch.rand_like(x) - 0.1 * torch.randn_like(x)),
+    "noise by size": fn(lambda x: x * torch.rand(2, 1, H, W) + torch.randn(4, 1, 1)),
+    "bernoulli": fn(lambda x: x * torch.bernoulli(x.sigmoid()) + torch.bernoulli(torch.ones_like(x) / 3)),
+}  # fmt: skip
+
+
+def classes(count: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randint(0, count, (2, H, W)),)
+
+
+def ignored() -> tuple[Tensor, ...]:
+    target = torch.randint(0, 4, (2, H, W))
+    target[torch.rand(2, H, W) < 0.3] = -100
+    return (target,)
+
+
+def entropy(**options: Any) -> Build:
+    return fn(lambda x, y: F.cross_entropy(x, y, **options))
+
+
+def pair(function: Callable[..., Tensor], **options: Any) -> Case:
+    """A loss of two maps, by all three reductions at once."""
+    return two(
+        lambda x, y: tuple(
+            function(x, y, reduction=reduction, **options) for reduction in ("mean", "sum", "none")
+        )
+    )
+
+
+def _binary(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return F.binary_cross_entropy(x.sigmoid(), y.sigmoid().detach(), **options)
+
+
+def _binary_logits(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    more = {"pos_weight": torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=x.dtype).view(4, 1, 1)}
+    plain = F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options)
+    return plain + F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options, **more)
+
+
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.25], dtype=torch.float64)
+
+LOSSES: dict[str, Case | Build] = {
+    "cross entropy": Case(entropy(), extra=classes(4)),
+    "cross entropy sum": Case(entropy(reduction="sum"), extra=classes(4)),
+    "cross entropy none": Case(entropy(reduction="none"), extra=classes(4)),
+    "cross entropy ignoring": Case(entropy(), extra=ignored),
+    "cross entropy ignoring a class": Case(entropy(ignore_index=2), extra=classes(4)),
+    "cross entropy weighted": Case(entropy(weight=WEIGHTS), extra=ignored),
+    "cross entropy weighted sum": Case(entropy(weight=WEIGHTS, reduction="sum"), extra=ignored),
+    "cross entropy smoothed": Case(entropy(label_smoothing=0.2), extra=ignored),
+    "cross entropy smoothed weighted": Case(
+        entropy(label_smoothing=0.1, weight=WEIGHTS), extra=ignored
+    ),
+    "cross entropy of probabilities": two(lambda x, y: F.cross_entropy(x, y.softmax(1))),
+    "cross entropy of probabilities weighted": two(
+        lambda x, y: F.cross_entropy(x, y.softmax(1), WEIGHTS, label_smoothing=0.1)
+    ),
+    "nll": Case(fn(lambda x, y: F.nll_loss(x.log_softmax(1), y)), extra=ignored),
+    "mse": pair(F.mse_loss),
+    "l1": pair(F.l1_loss),
+    "smooth l1": pair(F.smooth_l1_loss, beta=0.5),
+    "huber": pair(F.huber_loss, delta=0.7),
+    "binary": pair(_binary),
+    "binary logits": pair(_binary_logits),
+    "soft margin": two(lambda x, y: F.soft_margin_loss(x, y.sign())),
+    "dice": two(lambda x, y: 1 - 2 * (x.sigmoid() * y).sum((2, 3)) / (x.sigmoid() + y * y + 1).sum((2, 3))),
+    "divergence": two(lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean")),
+}  # fmt: skip
+
+TABLES: dict[str, dict[str, Case]] = {
+    title: {name: case if isinstance(case, Case) else Case(case) for name, case in table.items()}
+    for title, table in {
+        "convolutions": CONVOLUTIONS,
+        "pools": POOLS,
+        "resizes": RESIZES,
+        "reductions": REDUCTIONS,
+        "arithmetic": ARITHMETIC,
+        "activations": ACTIVATIONS,
+        "shapes": SHAPES,
+        "blocks": BLOCKS,
+        "random": RANDOM,
+        "losses": LOSSES,
+    }.items()
+}
+CASES: dict[str, Case] = {n: case for table in TABLES.values() for n, case in table.items()}
+
+
+class Bundle(nn.Module):
+    """Many cases side by side as one model, so that exporting them costs once.
+
+    Its parameters and outputs are named by case, and so is what goes wrong with them.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], takes: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({label(name): module for name, module in modules.items()})
+        self.takes = tuple(takes)
+
+    def forward(self, *inputs: Tensor) -> dict[str, Any]:
+        results, start = {}, 0
+        for (name, part), count in zip(self.parts.items(), self.takes, strict=True):
+            results[name] = part(*inputs[start : start + count])
+            start += count
+        return results
+
+
+def label(name: str) -> str:
+    """A case's name as a module may be called."""
+    return re.sub(r"\W+", "_", name)
+
+
+def bundle(
+    cases: Mapping[str, Case], wrap: Callable[[Case], nn.Module] = Case.module
+) -> tuple[Bundle, tuple[Tensor, ...]]:
+    """The bundle of some cases, and its inputs."""
+    inputs = [case.inputs() for case in cases.values()]
+    model = Bundle({name: wrap(case) for name, case in cases.items()}, [len(i) for i in inputs])
+    return model, tuple(tensor for group in inputs for tensor in group)

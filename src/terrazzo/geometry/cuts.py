@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 
 from terrazzo.geometry.box import Box, Span
 
@@ -16,7 +16,7 @@ def cut(extent: int, shares: Sequence[int]) -> tuple[Span, ...]:
     """
     total = sum(shares)
     borders = [0, *((2 * extent * part + total) // (2 * total) for part in accumulate(shares))]
-    return tuple(zip(borders, borders[1:], strict=False))
+    return tuple(pairwise(borders))
 
 
 def grid(shape: Sequence[int], cuts: Sequence[tuple[int, Sequence[int]]]) -> tuple[Box, ...]:

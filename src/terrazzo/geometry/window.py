@@ -73,22 +73,36 @@ def _single(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Nearest upsampling from ``extent`` to ``result`` elements, indexed as torch does."""
+    """Nearest upsampling from ``extent`` to ``result`` elements, indexed as torch does.
+
+    torch has two ways to index, and chooses by size, memory format and number of threads; its
+    backward always takes the first. Nearly always they agree, and where they do not
+    (``is_ambiguous``) only torch itself can say what it would do.
+    """
 
     extent: int
     result: int
     scale: float | None = None
 
     def index(self, output: int) -> int:
+        """The first way: in float32, with short cuts for equal and doubled sizes."""
         if self.result == self.extent:
             return output
         if self.result == 2 * self.extent:
             return output // 2
-        if self.scale is not None and self.scale > 0:
-            ratio = _single(1.0 / self.scale)
-        else:
-            ratio = _single(_single(self.extent) / _single(self.result))
+        return self._floor(output, _single(self._ratio()))
+
+    def _ratio(self) -> float:
+        given = self.scale is not None and self.scale > 0
+        return 1.0 / self.scale if given and self.scale else self.extent / self.result
+
+    def _floor(self, output: int, ratio: float) -> int:
         return min(int(_single(output * ratio)), self.extent - 1)
+
+    def is_ambiguous(self, *, double: bool) -> bool:
+        """Whether the second way, in the tensor's own precision, reads anything else."""
+        ratio = self._ratio() if double else _single(self._ratio())
+        return any(self._floor(o, ratio) != self.index(o) for o in range(self.result))
 
     def reads(self, low: int, high: int) -> Span:
         return self.index(low), self.index(high - 1) + 1

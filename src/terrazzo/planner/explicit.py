@@ -59,7 +59,7 @@ def _ends(graph: Graph, groups: Groups) -> list[int]:
     """The indices of the nodes that end groups."""
     final = len(graph.nodes) - 1
     if groups in ("auto", "each"):
-        return list(range(len(graph.nodes)))
+        return _even_ends(graph, sum(windowed(node, graph) for node in graph.nodes) or 1)
     if groups == "one":
         return [final]
     if isinstance(groups, str) and groups.isdigit():

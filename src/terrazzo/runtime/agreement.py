@@ -12,6 +12,7 @@ cross entropy sum to zero whatever the targets are, and large normalised batches
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -91,9 +92,12 @@ def compare(links: Links, note: Note, *, explain: str) -> list[float]:
     """Compares notes; gives everybody's flags. ``explain`` is this device's side of the story."""
     if links.devices == 1:
         return [note.flag]
+    begin = time.perf_counter()
     number = int(note.subject[:12], 16) if note.subject else 0
     row = torch.tensor([note.kind, note.call, number, note.flag], dtype=torch.float64)
     rows = links.gather(torch.cat([row, note.digest]), counted=False)
+    if links.recorder is not None:
+        links.recorder.span("agree", NAMES[note.kind], begin)
     kinds, calls, subjects = rows[:, 0], rows[:, 1], rows[:, 2]
     same = bool((kinds == kinds[0]).all() and (calls == calls[0]).all())
     if not same or not bool((subjects == subjects[0]).all()):

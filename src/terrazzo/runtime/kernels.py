@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from terrazzo.errors import ModelError
 from terrazzo.geometry import Box
 from terrazzo.runtime.random import mix, normal, uniform
 
@@ -107,7 +106,8 @@ def _linear(x: Tensor, dim: int, place: tuple[Any, ...], align_corners: bool) ->
     shape[dim] = high - low
     one, other = x.index_select(dim, before - start), x.index_select(dim, after - start)
     share = share.view(shape)
-    return one * (1 - share) + other * share
+    mixed: Tensor = one * (1 - share) + other * share
+    return mixed
 
 
 def adaptive_avg(x: Tensor, cells: tuple[tuple[tuple[int, int], ...], ...]) -> Tensor:
@@ -168,8 +168,6 @@ def part_sum(x: Tensor, dims: Any, keepdim: bool, count: int, _: Any) -> Tensor:
 
 
 def part_power(x: Tensor, dims: Any, keepdim: bool, count: int, power: float) -> Tensor:
-    if power in (0, float("inf"), float("-inf")):
-        raise ModelError(f"a vector norm of order {power} over positions is not supported")
     x = summing(x)
     return (x * x if power == 2 else x.abs() ** power).sum(dims, keepdim=keepdim)
 
@@ -213,13 +211,27 @@ def part_cross_entropy(
         x, target, weight, ignore_index=ignore, reduction="none", label_smoothing=smoothing
     )
     if target.is_floating_point():
-        divisor = torch.tensor(float(each.numel()), device=x.device)
-    else:
-        counted = target != ignore
-        if weight is None:
-            divisor = counted.sum()
-        else:
-            divisor = (weight[target.clamp(min=0, max=weight.numel() - 1)] * counted).sum()
+        return _with_divisor(each, torch.tensor(float(each.numel()), device=x.device))
+    return _with_divisor(each, _counted(target, weight, ignore))
+
+
+def part_nll(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+) -> Tensor:
+    """The same for scores that are log-probabilities already."""
+    each = F.nll_loss(x, target, weight, ignore_index=ignore, reduction="none")
+    return _with_divisor(each, _counted(target, weight, ignore))
+
+
+def _counted(target: Tensor, weight: Tensor | None, ignore: int) -> Tensor:
+    """The summed weights of all targets that are not ignored."""
+    counted = target != ignore
+    if weight is None:
+        return counted.sum()
+    return (weight[target.clamp(min=0, max=weight.numel() - 1)] * counted).sum()
+
+
+def _with_divisor(each: Tensor, divisor: Tensor) -> Tensor:
     total = summing(each).sum()
     return torch.stack([total, divisor.to(total.dtype)])
 
@@ -273,7 +285,7 @@ KERNELS: dict[str, Kernel] = {
     f"terrazzo.{kernel.__name__}": kernel
     for kernel in (
         avg_pool, copy, take, bilinear, adaptive_avg, adaptive_max, part_mean, part_sum, part_power,
-        root, part_amax, part_amin, part_first_max, part_loss, part_cross_entropy, negate,
+        root, part_amax, part_amin, part_first_max, part_loss, part_cross_entropy, part_nll, negate,
         quotient, numerator,
     )
 } | {"terrazzo.adaptive_max_pool2d": adaptive_max_whole}  # fmt: skip

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+from terrazzo.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -33,12 +34,17 @@ class Counters:
     sent_bytes: int = 0
     summed_bytes: int = 0
 
+    @property
+    def total_bytes(self) -> int:
+        return self.sent_bytes + self.summed_bytes
+
 
 class Links:
     """This device among the others. Alone, every operation is the identity."""
 
     def __init__(self) -> None:
         self.counters = Counters()
+        self.recorder: Recorder | None = None
         self.where = "the start"
         self._broken: RunError | None = None
         self._alone = not (dist.is_available() and dist.is_initialized())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -41,6 +43,7 @@ class Machine:
             if name not in self._results:
                 self._drops[index].append(name)
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
+        self._labels = [_label(program, step) for step in program.steps]
 
     def _ready(self, index: int, step: Step) -> DeviceStep:
         program, device = self.program, self.links.device
@@ -77,11 +80,23 @@ class Machine:
             self._dtypes[key] = infer_dtypes(self.program.graph, autocast=bool(key[1]), kind=kind)
         return self._dtypes[key]
 
+    @contextlib.contextmanager
+    def _span(self, label: tuple[str, str]) -> Iterator[None]:
+        """Records how long a step takes and what it sends, if anybody records."""
+        recorder = self.links.recorder
+        if recorder is None or not label[0]:
+            yield
+            return
+        begin, sent = time.perf_counter(), self.links.counters.total_bytes
+        yield
+        recorder.span(*label, begin, self.links.counters.total_bytes - sent)
+
     def forward(self, run: Run, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All steps in order; gives the values the caller asked for, by name."""
         run.held.update(leaves)
-        for step, drops in zip(self.steps, self._drops, strict=True):
-            step.forward(run)
+        for step, drops, label in zip(self.steps, self._drops, self._labels, strict=True):
+            with self._span(label):
+                step.forward(run)
             for name in drops:
                 run.held.pop(name, None)
         return {value: run.held[array] for value, array in self.program.outputs.items()}
@@ -94,10 +109,12 @@ class Machine:
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)
-        for step in reversed(self.steps):
-            step.backward(run)
-        for name, total in run.buckets.finish().items():
-            run.add(name, total)
+        for step, label in zip(reversed(self.steps), reversed(self._labels), strict=True):
+            with self._span(label):
+                step.backward(run)
+        with self._span(("sum", "weight gradients")):
+            for name, total in run.buckets.finish().items():
+                run.add(name, total)
         for name, part in run.input_parts.items():
             run.add(name, self.links.sum(part))
         leaves = {name for name in run.live if self._is_leaf(name)}
@@ -136,6 +153,17 @@ def _has_nan(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any())
 
 
+def _label(program: Program, step: Step) -> tuple[str, str]:
+    """What a step is called in the records; steps that do next to nothing have no name."""
+    if isinstance(step, Exchange):
+        return "exchange", f"group {step.group}"
+    if isinstance(step, Compute):
+        return "compute", _title(program, step)
+    if isinstance(step, (Combine, Norm)):
+        return "sum", _title(program, step)
+    return "", ""
+
+
 def _reads(step: Step) -> tuple[str, ...]:
     if isinstance(step, (Take, Spread)):
         return (step.source,)
@@ -161,7 +189,7 @@ def _title(program: Program, step: Step) -> str:
         return program.graph.nodes[step.node].title
     if isinstance(step, Compute):
         first, last = (program.graph.nodes[step.applies[i].node].title for i in (0, -1))
-        return first if first == last else f"something between {first} and {last}"
+        return first if first == last else f"{first} .. {last}"
     return f"the value {_writes(step)[0]!r}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +95,9 @@ class Net(nn.Module):
         copied: nn.Module = copy.deepcopy(self._model, memo)
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """A saved net is its model, and loads without Terrazzo."""
-        reduced: str | tuple[Any, ...] = self._model.__reduce_ex__(protocol)
-        return reduced
+        return operator.itemgetter(0), ((self._model,),)
 
     def extra_repr(self) -> str:
         return f"on {self._links.devices} devices"
@@ -147,7 +147,8 @@ class Net(nn.Module):
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Ready:
         """Exports and plans for inputs like these, unless that was done before."""
         leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-        key = self._key(leaves, tree)
+        modules = tuple(id(module) for module in self._model.modules())
+        key = (self._key(leaves, tree), modules)  # a layer put in place of another counts too
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
             ready = self._make_ready(leaves, tree)
@@ -185,14 +186,14 @@ class Net(nn.Module):
         return lambda: (module._parameters if kind == "parameter" else module._buffers)[name]
 
     def _key(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> tuple[object, ...]:
-        """What a graph depends on: input shapes, constants, modes and precisions."""
+        """What a graph depends on: input shapes, constants, modes, settings and precisions."""
         described = tuple(
             (tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, (Tensor, Part)) else leaf
             for leaf in leaves
         )
-        modes = tuple(module.training for module in self._model.modules())
         precision = tuple({str(p.dtype): None for p in self._model.parameters()})
-        return described, str(tree), modes, precision
+        settings = tuple(_settings(module) for module in self._model.modules())
+        return described, str(tree), settings, precision
 
     def boxes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Box, ...]]:
         """For inputs of these shapes (of the precision of the example), what each device needs."""
@@ -214,6 +215,8 @@ class Net(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self._careful():
             leaves, tree = pytree.tree_flatten((args, kwargs))
+            if self._links.recorder is not None:
+                self._links.recorder.call, self._links.recorder.phase = self.calls + 1, "forward"
             self._open(leaves, tree)
             ready = self.prepare(args, kwargs)
             outputs = Call(self, ready, leaves).run()
@@ -228,9 +231,10 @@ class Net(nn.Module):
         if self._align_every and self.training and self.calls % self._align_every == 0:
             self.realigned += align_weights(self._model, links)
         trained = [p.requires_grad for p in self._model.parameters()]
-        with_grad = torch.is_grad_enabled()
-        cast = torch.is_autocast_enabled("cpu")
-        subject = fingerprint(self._key(leaves, tree), trained, with_grad, self.seed, cast)
+        followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+        cast = torch.is_autocast_enabled("cpu") and str(torch.get_autocast_dtype("cpu"))
+        context = (torch.is_grad_enabled(), cast, self.seed)
+        subject = fingerprint(self._key(leaves, tree), trained, followed, context)
         whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         fed = any(isinstance(leaf, Part) for leaf in leaves)
         sums, tolerance = digest([] if fed else whole)
@@ -251,6 +255,27 @@ class Net(nn.Module):
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 )
             raise
+
+
+PLAIN = (bool, int, float, str, tuple, type(None))
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _settings(module: nn.Module) -> tuple[object, ...]:
+    """The plain attributes of a layer: a graph is made for their values."""
+    attributes = vars(module)
+    for hooks in HOOKS:
+        if attributes.get(hooks):
+            raise UsageError(
+                f"a {type(module).__name__} has a hook ({hooks[1:]}), which a net would not call: "
+                "remove it, or put the layer outside of the part that is parallelized"
+            )
+    plain = tuple(
+        (name, repr(value) if isinstance(value, tuple) else value)
+        for name, value in attributes.items()
+        if isinstance(value, PLAIN) and name[0] != "_"
+    )
+    return type(module).__name__, plain
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:
@@ -362,6 +387,9 @@ class Call:
                 "backward once; retain_graph=True is not supported through a net."
             )
         self.run_state = None
+        recorder = self.links.recorder
+        if recorder is not None:
+            recorder.call, recorder.phase = self.number, "backward"
         names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
         known: dict[str, Tensor] = {}
         for name, grad in zip(names, grads, strict=True):
@@ -371,6 +399,9 @@ class Call:
         with torch.no_grad():
             found = self.machine.backward(run, known)
         self._commit(found)
+        if recorder is not None:
+            recorder.memory()
+            recorder.flush()
         return found
 
     def _open_backward(self, known: Mapping[str, Tensor]) -> None:

@@ -92,10 +92,11 @@ def _cross_entropy_local(node: Node, graph: Graph, box: Box) -> Local:
 def _cross_entropy_reduce(node: Node, graph: Graph) -> Reduction:
     """Two sums, the losses and their weights; the mean is their quotient."""
     mean = _reduction(node, 3) == MEAN
+    kernel = "part_nll" if node.op == "aten.nll_loss_nd.default" else "part_cross_entropy"
 
     def partial(box: Box) -> Local:
         reads = _cross_entropy_reads(node, graph, box)
-        return Local(reads, "terrazzo.part_cross_entropy", node.args)
+        return Local(reads, f"terrazzo.{kernel}", node.args)
 
     return Reduction(
         main=0,
@@ -110,6 +111,7 @@ def _cross_entropy_reduce(node: Node, graph: Graph) -> Reduction:
 TABLE.add(
     Rule(place=_cross_entropy_place, local=_cross_entropy_local, reduce=_cross_entropy_reduce),
     "aten.cross_entropy_loss.default",
+    "aten.nll_loss_nd.default",
 )
 for _op, _position in {
     "mse_loss.default": 2,
@@ -117,6 +119,7 @@ for _op, _position in {
     "smooth_l1_loss.default": 2,
     "huber_loss.default": 2,
     "soft_margin_loss.default": 2,
+    "kl_div.default": 2,
     "binary_cross_entropy.default": 3,
     "binary_cross_entropy_with_logits.default": 4,
 }.items():

@@ -21,7 +21,7 @@ FAMILIES = ("terrazzo.batch_norm", "terrazzo.instance_norm", "terrazzo.group_nor
 
 def _place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     letters = axes[node.refs[0]]
-    if letters[:2].strip("."):
+    if len(letters) != 4 or letters[:2].strip("."):
         return whole(node, graph)
     return Placement(NORM, letters)
 

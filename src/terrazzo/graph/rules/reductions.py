@@ -7,7 +7,7 @@ device over what it owns, combined into a result that all devices hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 
 from terrazzo.geometry import Box
 from terrazzo.graph.rules.rule import (
@@ -56,9 +56,11 @@ class Fold:
         combine: str = "sum",
         finish: str = "",
         rows: int = 0,
+        divides: Callable[[Node], bool] = lambda node: True,
     ) -> None:
         self.dims, self.keepdim = dims, keepdim
         self.partial, self.combine, self.finish, self.rows = partial, combine, finish, rows
+        self.divides = divides
 
     def _folded(self, node: Node, graph: Graph) -> tuple[tuple[int, ...], bool]:
         rank = len(graph.shape(node.refs[0]))
@@ -69,7 +71,9 @@ class Fold:
         letters = axes[node.refs[0]]
         dims, keepdim = self._folded(node, graph)
         if any(letters[dim] != "." for dim in dims):
-            return Placement(REDUCE, blank(node, graph)) if self.partial else whole(node, graph)
+            if not self.partial or not self.divides(node):
+                return whole(node, graph)
+            return Placement(REDUCE, blank(node, graph))
         kept = [
             "." if dim in dims else letter
             for dim, letter in enumerate(letters)
@@ -149,16 +153,44 @@ _add(
         rows=2,
     ),
 )
+
+
+def _plain_order(node: Node) -> bool:
+    """Norms that are a root of a sum; below order 1 the gradient at zero is torch's secret."""
+    order = node.args[1]
+    return isinstance(order, (int, float)) and 1 <= order < inf
+
+
 _add(
     "aten.linalg_vector_norm.default",
-    Fold(dims=2, keepdim=3, partial="terrazzo.part_power", finish="terrazzo.root"),
+    Fold(
+        dims=2,
+        keepdim=3,
+        partial="terrazzo.part_power",
+        finish="terrazzo.root",
+        divides=_plain_order,
+    ),
 )
 for _op in ("prod.dim_int", "logsumexp.default", "argmax.default", "argmin.default"):
     _add(f"aten.{_op}", Fold(dims=1, keepdim=2, partial=""))
 for _op in ("any.dim", "all.dim", "any.dims", "all.dims"):
     _add(f"aten.{_op}", Fold(dims=1, keepdim=2, partial=""))
-_add("aten.var.correction", Fold(dims=1, keepdim=3, partial=""))
-_add("aten.std.correction", Fold(dims=1, keepdim=3, partial=""))
+for _op in ("var.correction", "var.dim", "std.correction", "std.dim"):
+    _add(f"aten.{_op}", Fold(dims=1, keepdim=3, partial=""))
+
+
+def _values_only(rule: Rule) -> Rule:
+    """max and min along a dimension: local while nobody asks where the extreme was."""
+
+    def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+        alone = len(node.outputs) == 1 and node.output != ""
+        return rule.place(node, graph, axes) if alone else whole(node, graph)
+
+    return Rule(place=place, local=rule.local)
+
+
+for _op in ("max.dim", "min.dim"):
+    TABLE.add(_values_only(Fold(dims=1, keepdim=2, partial="").rule()), f"aten.{_op}")
 
 
 def global_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:

@@ -20,19 +20,34 @@ def _scales(node: Node, position: int) -> tuple[float | None, float | None]:
     return first, last
 
 
-def _nearest(node: Node, graph: Graph, box: Box) -> Local:
+def _power_of_two(window: Nearest) -> int:
+    """A factor whose indices are free of rounding, so torch gives the same on any piece; or 0."""
+    ratio = window.result // window.extent
+    exact = ratio * window.extent == window.result and ratio & (ratio - 1) == 0
+    return ratio if exact and window.scale in (None, ratio) else 0
+
+
+def _nearest_windows(node: Node, graph: Graph) -> list[Nearest]:
     shape, result = graph.shape(node.refs[0]), graph.shape(node.output)
-    windows = [
+    return [
         Nearest(a, b, scale)
         for a, b, scale in zip(shape[-2:], result[-2:], _scales(node, 2), strict=True)
     ]
+
+
+def _nearest_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    double = graph.values[node.refs[0]].dtype == "float64"
+    for window in _nearest_windows(node, graph):
+        if not _power_of_two(window) and window.is_ambiguous(double=double):
+            return whole(node, graph)
+    return image_place(node, graph, axes)
+
+
+def _nearest(node: Node, graph: Graph, box: Box) -> Local:
+    shape, windows = graph.shape(node.refs[0]), _nearest_windows(node, graph)
     read = Read(window_read(shape, box, windows).box)
-    ratios = [b // a if b % a == 0 else 0 for a, b in zip(shape[-2:], result[-2:], strict=True)]
-    plain = all(
-        ratio and window.index(result_extent - 1) == (result_extent - 1) // ratio
-        for ratio, window, result_extent in zip(ratios, windows, result[-2:], strict=True)
-    )
-    if plain:
+    ratios = [_power_of_two(window) for window in windows]
+    if all(ratios):
         spans = read.box.spans[-2:]
         size = tuple((high - low) * r for (low, high), r in zip(spans, ratios, strict=True))
         crop: list[Span] = [(0, high - low) for low, high in box.spans]
@@ -126,7 +141,7 @@ def _shuffle(spans: Callable[[Span, int], Span]) -> Callable[[Node, Graph, Box],
     return local
 
 
-TABLE.add(Rule(place=image_place, local=_nearest), "aten.upsample_nearest2d.vec")
+TABLE.add(Rule(place=_nearest_place, local=_nearest), "aten.upsample_nearest2d.vec")
 TABLE.add(Rule(place=image_place, local=_bilinear), "aten.upsample_bilinear2d.vec")
 TABLE.add(
     Rule(place=_shuffle_place, local=_shuffle(lambda s, r: (s[0] // r, -(-s[1] // r)))),

@@ -119,6 +119,8 @@ def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     rule = rule_for(node.op)
     if rule is None or not any(is_cut(axes[name]) for name in node.refs):
         return whole(node, graph)
+    if any(0 in graph.shape(name) for name in (node.output, *node.refs) if name):
+        return whole(node, graph)  # a tensor without elements has no boxes to speak of
     return rule.place(node, graph, axes)
 
 

@@ -174,13 +174,13 @@ def _stack(node: Node, graph: Graph, box: Box) -> Local:
 
 def _scatter_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     """Writing into a slice of a tensor: local when the slice is taken where no letter stands."""
-    letters = axes[node.refs[0]]
-    source = axes[node.refs[1]]
+    letters, source = axes[node.refs[0]], axes[node.refs[1]]
     dim = dim_of(node.args[2], len(letters))
-    expected = letters
     if node.op == "aten.select_scatter.default":
-        expected = letters[:dim] + letters[dim + 1 :]
-    if not is_cut(letters) or letters[dim] != "." or (is_cut(source) and source != expected):
+        source = source[:dim] + "." + source[dim:]
+    if not is_cut(letters):
+        letters = source  # a map written into fresh zeros
+    if letters[dim] != "." or (is_cut(source) and source != letters):
         return whole(node, graph)
     return Placement(LOCAL, letters)
 

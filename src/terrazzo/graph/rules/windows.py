@@ -190,25 +190,26 @@ def _pad(node: Node, graph: Graph, box: Box) -> Local:
     amounts, mode, fill = node.args[1], node.args[2], node.args[3]
     assert isinstance(amounts, tuple)
     shape = graph.shape(node.refs[0])
-    before = [0] * len(shape)
+    pads = [(0, 0)] * len(shape)
     for position in range(0, len(amounts), 2):
-        amount = amounts[position]
-        assert isinstance(amount, int)
-        before[len(shape) - 1 - position // 2] = amount
+        low, high = amounts[position : position + 2]
+        assert isinstance(low, int) and isinstance(high, int)
+        pads[len(shape) - 1 - position // 2] = (low, high)
     if mode == "constant":
-        windows = [Sliding(1, 1, amount) for amount in before]
-        read = window_read(shape, box, windows)
+        read = window_read(shape, box, [Sliding(1, 1, before) for before, _ in pads])
+        starts = [
+            before + span[0] - outside[0]
+            for (before, _), span, outside in zip(pads, read.box.spans, read.pad, strict=True)
+        ]
         crop = tuple(
-            (low - amount - (span[0] - pad[0]), high - amount - (span[0] - pad[0]))
-            for (low, high), amount, span, pad in zip(
-                box.spans, before, read.box.spans, read.pad, strict=True
-            )
+            (low - start, high - start)
+            for (low, high), start in zip(box.spans, starts, strict=True)
         )
         fill_value = float(fill) if isinstance(fill, (int, float)) else 0.0
         return Local((read,), "aten.alias.default", (node.args[0],), crop=crop, fill=fill_value)
     wanted = [
-        tuple(_source(output - amount, extent, str(mode)) for output in range(*span))
-        for amount, extent, span in zip(before, shape, box.spans, strict=True)
+        tuple(_source(output, extent, pad, str(mode)) for output in range(*span))
+        for pad, extent, span in zip(pads, shape, box.spans, strict=True)
     ]
     read = Read(Box(tuple((min(rows), max(rows) + 1) for rows in wanted)))
     look_up = tuple(
@@ -219,15 +220,16 @@ def _pad(node: Node, graph: Graph, box: Box) -> Local:
     return Local((read,), "terrazzo.take", (node.args[0], look_up))
 
 
-def _source(position: int, extent: int, mode: str) -> int:
-    """The element that a padded position repeats."""
-    if mode == "replicate":
-        return min(max(position, 0), extent - 1)
+def _source(output: int, extent: int, pad: Span, mode: str) -> int:
+    """The element that a padded position repeats; a negative pad crops, and circles crop first."""
+    before, after = pad
     if mode == "circular":
-        return position % extent
+        first, left = max(-before, 0), extent + min(before, 0) + min(after, 0)
+        return first + (output - max(before, 0)) % left
+    if mode == "replicate":
+        return min(max(output - before, 0), extent - 1)
     last = extent - 1
-    position = abs(position)
-    return last - abs(last - position)
+    return last - abs(last - abs(output - before))
 
 
 def _pad_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
@@ -259,8 +261,15 @@ TABLE.add(Rule(place=_pad_place, local=_pad), "aten.pad.default")
 
 
 def windowed(node: Node, graph: Graph) -> bool:
-    """Whether an operator reads neighbours, so that cut maps need halos around it."""
+    """Whether an operator reads other positions than it writes, so that cut maps need halos.
+
+    What comes after it up to the next such operator needs none, and belongs to its group.
+    """
     kind = node.op.split(".")[1]
-    if kind in ("conv2d", "conv_transpose2d"):
-        return max(graph.shape(node.refs[1])[2:]) > 1
-    return kind in ("max_pool2d", "avg_pool2d", "upsample_bilinear2d", "pad")
+    if kind == "conv2d":
+        stride = pair(node.args[3])
+        return max(*graph.shape(node.refs[1])[2:], *stride) > 1
+    return kind in (
+        "conv_transpose2d", "max_pool2d", "avg_pool2d", "upsample_bilinear2d",
+        "upsample_nearest2d", "pixel_shuffle", "pixel_unshuffle", "pad",
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""What happened when: one line per span of work on one device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("compute", "exchange", "sum", "agree", "feed", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A span of time on a device, in seconds of that device's clock since the epoch.
+
+    ``call`` counts the calls of net; ``phase`` is forward, backward or feed. ``bytes`` is the
+    payload sent. A note carries measurements (memory, say) in ``values`` and has no length.
+    """
+
+    device: int
+    call: int
+    phase: str
+    kind: str
+    name: str
+    begin_s: float
+    end_s: float
+    bytes: int = 0
+    values: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    def to_line(self) -> str:
+        """One line of JSON, as short as it can be: thousands are written."""
+        row: list[Any] = [
+            self.device, self.call, self.phase, self.kind, self.name,
+            round(self.begin_s, 6), round(self.end_s, 6), self.bytes,
+        ]  # fmt: skip
+        return json.dumps([*row, dict(self.values)] if self.values else row)
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        device, call, phase, kind, name, begin_s, end_s, sent, *rest = json.loads(line)
+        values = tuple(rest[0].items()) if rest else ()
+        return cls(device, call, phase, kind, name, begin_s, end_s, sent, values)
+
+
+def read_events(folder: Path) -> Iterator[Event]:
+    """All events of a run folder; a line cut short by a crash is passed over."""
+    for path in sorted(folder.glob("events-*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    yield Event.from_line(line)
+                except ValueError:
+                    continue
