@@ -28,6 +28,9 @@ KINDS = {
     InputKind.USER_INPUT: "input",
 }
 
+ASSERTED = frozenset({"aten._assert_tensor_metadata.default"})
+"""What export notes of dtypes it saw; a net makes another graph when those change."""
+
 
 @dataclass(frozen=True)
 class Export:
@@ -49,7 +52,7 @@ def export(
     for seed in (0, 1):
         with _seeded(seed), _fixed_momentum(model) as cumulative:
             programs.append(_program(model, tuple(args), dict(kwargs or {})))
-    exports = [Reader(program, cumulative).read() for program in programs]
+    exports = [_read(model, Reader(program, cumulative)) for program in programs]
     if exports[0].graph.digest != exports[1].graph.digest:
         raise ModelError(
             f"{type(model).__name__} takes another path when random seeds differ: a branch or a "
@@ -57,6 +60,17 @@ def export(
             "torch inside the model (torch.rand, bernoulli_), or outside of net(...)."
         )
     return exports[0]
+
+
+def _read(model: nn.Module, reader: Reader) -> Export:
+    """What the reader stumbles over is a limit of ours, and told as one."""
+    try:
+        return reader.read()
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{type(model).__name__} holds something that is not understood: {error!r}. Wrap a "
+            "smaller part of it (model.backbone = tz.parallelize(...))."
+        ) from error
 
 
 def _first_difference(exports: Sequence[Export]) -> str:
@@ -219,6 +233,13 @@ class Reader:
             return
         op = f"{node.target.namespace}.{node.target._schema.name.split('::')[1]}"
         op = f"{op}.{node.target._overloadname}"
+        if op in ASSERTED:
+            return
+        if not node.target._schema.returns:
+            raise ModelError(
+                f"{layer or 'the model'} calls {op}, which gives nothing back and so cannot be kept "
+                "exact. Check values outside of net(...)."
+            )
         parts = self._parts(node, names)
         if not parts:
             return

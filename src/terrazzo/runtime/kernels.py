@@ -100,12 +100,12 @@ def _linear(x: Tensor, dim: int, place: tuple[Any, ...], align_corners: bool) ->
         ratio = 1.0 / scale if scale else torch.tensor(extent, dtype=exact) / result
         source = ((outputs + 0.5) * torch.as_tensor(ratio, dtype=exact) - 0.5).clamp(min=0)
     before = source.floor().to(torch.int64).clamp(max=extent - 1)
-    after = (before + 1).clamp(max=extent - 1)
-    share = (source - before).clamp(0, 1).to(x.dtype)
+    share = (source - before).clamp(0, 1)
+    after = (before + (share > 0)).clamp(max=extent - 1)  # at the border there may be no next one
     shape = [1] * x.dim()
     shape[dim] = high - low
     one, other = x.index_select(dim, before - start), x.index_select(dim, after - start)
-    share = share.view(shape)
+    share = share.to(x.dtype).view(shape)
     mixed: Tensor = one * (1 - share) + other * share
     return mixed
 

@@ -18,13 +18,13 @@ from terrazzo.runtime.steps import (
     ComputeStep,
     DeviceStep,
     ExchangeStep,
-    NormStep,
+    MomentsStep,
     Run,
     SpreadStep,
     TakeStep,
 )
 from terrazzo.runtime.steps.step import Given
-from terrazzo.schedule import Combine, Compute, Exchange, Norm, Program, Spread, Step, Take
+from terrazzo.schedule import Combine, Compute, Exchange, Program, Spread, Step, Take
 from terrazzo.schedule.gradient import differentiable, reached
 
 
@@ -54,8 +54,8 @@ class Machine:
         if isinstance(step, Spread):
             value = program.graph.values[program.arrays[step.source].value]
             return SpreadStep(step, parameter=value.kind == "parameter")
-        if isinstance(step, Norm):
-            return NormStep(index, step, program, device=device)
+        if isinstance(step, Combine) and step.reduction.combine == "moments":
+            return MomentsStep(index, step, program, device=device)
         if isinstance(step, Combine):
             return CombineStep(index, step, program, device=device)
         assert isinstance(step, Compute)
@@ -159,7 +159,7 @@ def _label(program: Program, step: Step) -> tuple[str, str]:
         return "exchange", f"group {step.group}"
     if isinstance(step, Compute):
         return "compute", _title(program, step)
-    if isinstance(step, (Combine, Norm)):
+    if isinstance(step, Combine):
         return "sum", _title(program, step)
     return "", ""
 
@@ -181,11 +181,11 @@ def _writes(step: Step) -> tuple[str, ...]:
         return tuple(move.target for move in step.moves)
     if isinstance(step, Compute):
         return tuple(name for apply in step.applies for name in apply.outputs if name)
-    return (step.target,) if isinstance(step, Combine) else tuple(n for n in step.outputs if n)
+    return (step.target,)
 
 
 def _title(program: Program, step: Step) -> str:
-    if isinstance(step, (Norm, Combine)):
+    if isinstance(step, Combine):
         return program.graph.nodes[step.node].title
     if isinstance(step, Compute):
         first, last = (program.graph.nodes[step.applies[i].node].title for i in (0, -1))

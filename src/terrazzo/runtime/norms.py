@@ -12,79 +12,135 @@ channel) of an instance norm, every (sample, group) of a group norm.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from terrazzo.graph.rules.norms import BATCH, rows_of
 from terrazzo.runtime.links import Links
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Statistics of everything: mean and sum of squared deviations, over ``count`` elements."""
-
-    mean: Tensor
-    m2: Tensor
-    count: int
-
-    @property
-    def variance(self) -> Tensor:
-        return self.m2 / self.count
-
-    @property
-    def unbiased(self) -> Tensor:
-        return self.m2 / max(self.count - 1, 1)
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """The precision of statistics: float64 for a float64 model, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def as_rows(x: Tensor, op: str, groups: int) -> Tensor:
+def as_rows(x: Tensor, kind: str, groups: int) -> Tensor:
     """The input with equal statistics along dimension 1, as a batch norm sees it."""
-    if op == "terrazzo.batch_norm":
+    if kind == BATCH:
         return x
-    samples, channels, height, width = x.shape
-    rows = channels if op == "terrazzo.instance_norm" else groups
-    return x.reshape(1, samples * rows, channels // rows * height, width)
+    rows = rows_of(kind, groups, tuple(x.shape))
+    return x.reshape(1, rows, x.shape[0] * x.shape[1] // rows * x.shape[2], x.shape[3])
 
 
-def measure(rows: Tensor, links: Links, counts: Sequence[int]) -> Moments:
-    """Statistics over what all devices own; ``rows`` is what this one owns (maybe nothing)."""
-    exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    pairs = rows.shape[1]
-    if counts[links.device]:
-        variance, mean = torch.var_mean(rows.to(exact), (0, 2, 3), correction=0)
-        own = torch.stack([mean, variance * counts[links.device]])
-    else:
-        own = torch.zeros(2, pairs, dtype=exact, device=rows.device)
-    parts = links.gather(own).double()
-    weights = torch.tensor(counts, dtype=torch.float64, device=rows.device).unsqueeze(1)
+def part_moments(rows: Tensor, count: int) -> Tensor:
+    """Mean and sum of squared deviations of what one device owns."""
+    variance, mean = torch.var_mean(rows.to(precise(rows.dtype)), (0, 2, 3), correction=0)
+    return torch.stack([mean, variance * count])
+
+
+def merge(part: Tensor, links: Links, counts: Sequence[int]) -> Tensor:
+    """Mean and variance of everything from everybody's part."""
+    parts = links.gather(part).double()
+    weights = torch.tensor(counts, dtype=torch.float64, device=part.device).unsqueeze(1)
     total = sum(counts)
     mean = (parts[:, 0] * weights).sum(0) / total
     m2 = (parts[:, 1] + weights * (parts[:, 0] - mean) ** 2).sum(0)
-    return Moments(mean.to(exact), m2.to(exact), total)
+    return torch.stack([mean, m2 / total]).to(part.dtype)
 
 
-def normalize(
-    rows: Tensor, moments: Moments, affine: tuple[Tensor | None, Tensor | None], eps: float
+class Normalize(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps), scaled and shifted per channel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, moments: Tensor, weight: Tensor | None, bias: Tensor | None, *how: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, moments, weight)
+        ctx.how = how
+        eps, kind, groups = how
+        if kind == BATCH:
+            return _fixed(x, moments, (weight, bias), eps)
+        result = _fixed(as_rows(x, kind, groups), moments, (None, None), eps).reshape(x.shape)
+        if weight is not None:
+            result = result * weight.view(1, -1, 1, 1)
+        return (result if bias is None else result + bias.view(1, -1, 1, 1)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """``plain`` and ``product`` are sums of the gradient of the normalised input, alone and
+        times that input: all that the gradients of mean and variance need."""
+        x, moments, weight = ctx.saved_tensors
+        eps, kind, groups = ctx.how
+        if kind == BATCH:
+            gx, gw, gb = _fixed_backward(grad, x, moments, weight, eps)
+            scale = 1.0 if weight is None else weight.to(gw.dtype)
+            plain, product = gb * scale, gw * scale
+        else:
+            rows = as_rows(x, kind, groups)
+            normal = _fixed(rows, moments, (None, None), eps).reshape(x.shape)
+            gw, gb = (grad * normal).sum((0, 2, 3)), grad.sum((0, 2, 3))
+            inner = (grad if weight is None else grad * weight.view(1, -1, 1, 1)).to(x.dtype)
+            gx, product, plain = _fixed_backward(
+                as_rows(inner, kind, groups), rows, moments, None, eps
+            )
+            gx = gx.reshape(x.shape)
+        inverse = torch.rsqrt(moments[1] + eps)
+        flow = torch.stack([-inverse * plain, -0.5 * inverse * inverse * product])
+        if weight is None:
+            return gx, flow, None, gb if ctx.needs_input_grad[3] else None, None, None, None
+        return gx, flow, gw.to(weight.dtype), gb.to(weight.dtype), None, None, None
+
+
+def _fixed(
+    rows: Tensor, moments: Tensor, affine: tuple[Tensor | None, Tensor | None], eps: float
 ) -> Tensor:
-    result: Tensor = torch.native_batch_norm(
-        rows, *affine, moments.mean, moments.variance, False, 0.0, eps
-    )[0]
+    mean, variance = moments
+    result: Tensor = torch.native_batch_norm(rows, *affine, mean, variance, False, 0.0, eps)[0]
     return result
 
 
+def _fixed_backward(
+    grad: Tensor, rows: Tensor, moments: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, variance = moments
+    gx, gw, gb = torch.ops.aten.native_batch_norm_backward(
+        grad.contiguous(), rows, weight, mean, variance, None, None, False, eps, [True] * 3
+    )
+    return gx, gw.to(mean.dtype), gb.to(mean.dtype)
+
+
+def normalize(
+    x: Tensor, moments: Tensor, weight: Any, bias: Any, eps: float, kind: str, groups: int
+) -> Tensor:
+    how = (eps, kind, groups)
+    result: Tensor = Normalize.apply(x, moments, weight, bias, *how)  # type: ignore[no-untyped-call]
+    return result
+
+
+def moments(x: Tensor, kind: str, groups: int) -> Tensor:
+    """All of it on one device; the steps of a program take it apart instead."""
+    variance, mean = torch.var_mean(
+        as_rows(x, kind, groups).to(precise(x.dtype)), (0, 2, 3), correction=0
+    )
+    return torch.stack([mean, variance])
+
+
 def running(
-    old: tuple[Tensor, Tensor], moments: Moments, momentum: float | Tensor, samples: int
+    moments: Tensor, mean: Tensor, variance: Tensor, momentum: Any, count: int, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """New running mean and variance; instance norms average theirs over the samples."""
+    """New running mean and (unbiased) variance; instance norms average theirs over samples."""
     factor = 1.0 / float(momentum) if isinstance(momentum, Tensor) else momentum
-    mean, variance = moments.mean, moments.unbiased
-    if mean.numel() != old[0].numel():
-        mean, variance = (part.view(samples, -1).mean(0) for part in (mean, variance))
-    return tuple(  # type: ignore[return-value]
-        before * (1.0 - factor) + now.to(before.dtype) * factor
-        for before, now in zip(old, (mean, variance), strict=True)
+    now, spread = moments[0], moments[1] * (count / max(count - 1, 1))
+    if now.numel() != mean.numel():
+        now, spread = (part.view(samples, -1).mean(0) for part in (now, spread))
+    return (
+        mean * (1.0 - factor) + now.to(mean.dtype) * factor,
+        variance * (1.0 - factor) + spread.to(variance.dtype) * factor,
     )
 
 
@@ -116,8 +172,7 @@ def group_norm(x: Tensor, groups: int, weight: Any, bias: Any, eps: float) -> Te
     return F.group_norm(x, groups, weight, bias, eps)
 
 
-WHOLE_NORMS: dict[str, Callable[..., Any]] = {
-    "terrazzo.batch_norm": batch_norm,
-    "terrazzo.instance_norm": instance_norm,
-    "terrazzo.group_norm": group_norm,
+NORMS: dict[str, Callable[..., Any]] = {
+    f"terrazzo.{function.__name__}": function
+    for function in (batch_norm, instance_norm, group_norm, moments, normalize, running)
 }

@@ -13,7 +13,7 @@ from terrazzo.geometry import Box, Span
 from terrazzo.graph.rules import Local
 from terrazzo.records import Argument, Dtype, Ref
 from terrazzo.runtime.kernels import DRAWS, Site, kernel
-from terrazzo.runtime.norms import WHOLE_NORMS
+from terrazzo.runtime.norms import NORMS
 
 Draw = Callable[[tuple[int, ...], Box], Site]
 """Makes the site of an operator: net knows seed and step, the operator its shape and box."""
@@ -71,7 +71,7 @@ class Operator:
 def _function(op: str) -> Callable[..., Any]:
     if op in DRAWS:
         return DRAWS[op]
-    return WHOLE_NORMS[op] if op in WHOLE_NORMS else kernel(op)
+    return NORMS[op] if op in NORMS else kernel(op)
 
 
 def whole_operator(op: str, args: Sequence[Argument], shape: tuple[int, ...]) -> Operator:

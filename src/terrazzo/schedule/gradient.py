@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from terrazzo.records import Node
-from terrazzo.schedule.program import Combine, Compute, Exchange, Norm, Program, Spread, Take
+from terrazzo.schedule.program import Compute, Exchange, Program, Spread, Take
 
 STOPS = frozenset(
     f"aten.{name}.default"
@@ -31,11 +31,8 @@ def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
                 for apply in step.applies
                 if _passes(program.graph.nodes[apply.node])
             ]
-        elif isinstance(step, Combine):
-            if _passes(program.graph.nodes[step.node]):
-                found.append((step.inputs, (step.target,)))
-        elif isinstance(step, Norm) and program.graph.nodes[step.node].gradient:
-            found.append((step.inputs[:3], step.outputs[:1]))
+        elif _passes(program.graph.nodes[step.node]):
+            found.append((step.inputs, (step.target,)))
     return found
 
 

@@ -6,8 +6,8 @@ from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, transfers
 from terrazzo.geometry.box import hull
 from terrazzo.graph.rules import NORM, REDUCE, WHOLE, rule_for
-from terrazzo.graph.rules.norms import statistics
 from terrazzo.records import Graph, Plan, Ref
+from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.program import (
     Apply,
     Array,
@@ -15,13 +15,12 @@ from terrazzo.schedule.program import (
     Compute,
     Exchange,
     Move,
-    Norm,
     Program,
     Spread,
     Step,
     Take,
 )
-from terrazzo.schedule.tiling import Boxes, Tiling
+from terrazzo.schedule.tiling import Boxes, Tiling, placements
 
 WEIGHT_BYTES = 1 << 20
 """A Compute ends when the weights it uses reach this: their gradients can then be summed over the
@@ -41,7 +40,9 @@ def lower(graph: Graph, plan: Plan) -> Program:
                 f"group {position} of the plan is cut for {group.layout.devices} devices "
                 f"({group.layout}), the plan is for {plan.devices}"
             )
-    return Lowering(Tiling(graph, plan)).program()
+    placed, _ = placements(graph, plan)
+    norms = {index for index, placement in enumerate(placed) if placement.role == NORM}
+    return Lowering(Tiling(expand_norms(graph, norms), plan)).program()
 
 
 class Lowering:
@@ -178,8 +179,6 @@ class Lowering:
         inputs = tuple(self._boxed(name, group) for name in node.refs)
         if role == REDUCE:
             self._emit_combine(index, inputs)
-        elif role == NORM:
-            self._emit_norm(index, inputs)
         else:
             boxes = self.tiling.computed[node.output]
             output = self._array(node.output, node.output, boxes)
@@ -198,13 +197,3 @@ class Lowering:
         target = self._array(node.output, node.output, None)
         parts = self.tiling.locals[index]
         self._step(Combine(index, inputs, target, parts, places, reduction, group))
-
-    def _emit_norm(self, index: int, inputs: tuple[str, ...]) -> None:
-        node, group = self.graph.nodes[index], self.tiling.groups[index]
-        boxes = self.tiling.tiles(node.refs[0], group)
-        pairs, _ = statistics(node, self.graph)
-        computed = self.tiling.computed[node.output]
-        output = self._array(node.output, node.output, computed)
-        others = tuple(name and self._array(name, name, None) for name in node.outputs[1:])
-        counts = tuple(box.size // pairs for box in boxes)
-        self._step(Norm(index, inputs, (output, *others), boxes, counts, group))

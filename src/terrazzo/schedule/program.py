@@ -9,7 +9,6 @@ An array is a value as the devices hold it: either whole (every device has all o
               owned boxes -> whole (a gather)        each device takes its slice
     Spread    whole -> used by boxes, no message     the parts are summed
     Combine   one part per device -> whole           passes through
-    Norm      statistics over owned elements         sums over all computed copies
     Compute   operators on what is here              autograd
 """
 
@@ -107,19 +106,7 @@ class Combine:
     group: int
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A norm with statistics over owned elements; ``counts`` are those per statistic."""
-
-    node: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    owned: tuple[Box, ...]
-    counts: tuple[int, ...]
-    group: int
-
-
-Step = Take | Exchange | Spread | Compute | Combine | Norm
+Step = Take | Exchange | Spread | Compute | Combine
 
 
 @dataclass(frozen=True)

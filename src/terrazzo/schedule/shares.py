@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from terrazzo.graph.rules import rule_for
 from terrazzo.records import Graph
-from terrazzo.schedule.program import Combine, Compute, Norm, Program
+from terrazzo.schedule.program import Combine, Compute, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ def split_nodes(program: Program) -> set[int]:
     """The indices of the nodes that run split."""
     found: set[int] = set()
     for step in program.steps:
-        if isinstance(step, (Norm, Combine)):
+        if isinstance(step, Combine):
             found.add(step.node)
         elif isinstance(step, Compute):
             found |= {apply.node for apply in step.applies if apply.locals is not None}
@@ -33,7 +33,7 @@ def last_pool(graph: Graph) -> int:
     found = len(graph.nodes)
     for index, node in enumerate(graph.nodes):
         rule = rule_for(node.op)
-        if rule is None or rule.reduce is None or node.layer.endswith("loss"):
+        if rule is None or rule.reduce is None or node.op == "terrazzo.moments":
             continue
         source, result = graph.shape(node.refs[0]), graph.shape(node.output)
         is_map = len(source) == 4 and source[-1] * source[-2] > 1

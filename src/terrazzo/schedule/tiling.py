@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, cut
-from terrazzo.graph.rules import LOCAL, NORM, REDUCE, WHOLE, Axes, Local, Placement, place, rule_for
+from terrazzo.graph.rules import LOCAL, REDUCE, WHOLE, Axes, Local, Placement, place, rule_for
 from terrazzo.graph.rules.rule import is_cut
 from terrazzo.records import Graph, Layout, Plan, Ref
 
@@ -57,38 +57,38 @@ def group_of_nodes(graph: Graph, plan: Plan) -> list[int]:
     return found
 
 
+def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Axes]]:
+    """How each node runs under its group's layout, and the letters of every value."""
+    axes = {name: "." * len(value.shape) for name, value in graph.values.items()}
+    for name in graph.inputs:
+        if name and len(graph.shape(name)) == 4:
+            axes[name] = "..hw"
+    placed = []
+    for node, group in zip(graph.nodes, group_of_nodes(graph, plan), strict=True):
+        placement = place(node, graph, axes)
+        axes[node.output] = placement.axes
+        if plan.groups[group].layout.is_whole or plan.devices == 1:
+            placement = Placement(WHOLE, placement.axes)
+        placed.append(placement)
+    return placed, axes
+
+
 class Tiling:
     """Boxes of every value under one plan."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.plan = graph, plan
         self.groups = group_of_nodes(graph, plan)
-        self.placed: list[Placement] = []
-        self.axes = self._place_nodes()
+        self.placed, self.axes = placements(graph, plan)
         self.spread = {
             node.output
             for node, placement in zip(graph.nodes, self.placed, strict=True)
-            if placement.role in (LOCAL, NORM)
+            if placement.role == LOCAL
         } | {name for name in graph.inputs if name and is_cut(self.axes[name])}
         self.computed: dict[str, Boxes] = {}
         self.needed: dict[tuple[int, str], Boxes] = {}
         self.locals: dict[int, tuple[Local | None, ...]] = {}
         self._walk()
-
-    def _place_nodes(self) -> dict[str, Axes]:
-        """How each node runs under its group's layout, and the letters of every value."""
-        graph = self.graph
-        axes = {name: "." * len(value.shape) for name, value in graph.values.items()}
-        for name in graph.inputs:
-            if name and len(graph.shape(name)) == 4:
-                axes[name] = "..hw"
-        for node, group in zip(graph.nodes, self.groups, strict=True):
-            placement = place(node, graph, axes)
-            axes[node.output] = placement.axes
-            if self.plan.groups[group].layout.is_whole or self.plan.devices == 1:
-                placement = Placement(WHOLE, placement.axes)
-            self.placed.append(placement)
-        return axes
 
     def tiles(self, name: str, group: int) -> Boxes:
         """Who owns which element of a value in the layout of a group."""
@@ -151,8 +151,6 @@ class Tiling:
                 local.reads[position].box if local else empty
                 for local, empty in zip(self.locals[index], nothing, strict=True)
             )
-            if position == 0 and self.placed[index].role == NORM:
-                reads = _hulls(reads, self.tiles(name, group))
             self.needed[group, name] = _hulls(self.needed.get((group, name), nothing), reads)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from terrazzo.graph.rules.norms import statistics
 from terrazzo.records.graph import BYTES
-from terrazzo.schedule.program import Combine, Exchange, Move, Norm, Program, Spread
+from terrazzo.schedule.program import Combine, Exchange, Move, Program, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,6 @@ def traffic(program: Program, differentiable: Set[str]) -> Traffic:
             summed += program.graph.values[program.arrays[step.source].value].bytes
         elif isinstance(step, Combine):
             summed += _combined_bytes(program, step)
-        elif isinstance(step, Norm):
-            summed += _norm_bytes(program, step, differentiable)
     return Traffic(tuple(sent), summed)
 
 
@@ -64,10 +61,3 @@ def _combined_bytes(program: Program, step: Combine) -> int:
     if step.reduction.rows:
         return step.reduction.rows * size * 8
     return size * (_statistic_bytes(value.dtype) if value.is_floating else 8)
-
-
-def _norm_bytes(program: Program, step: Norm, differentiable: Set[str]) -> int:
-    node = program.graph.nodes[step.node]
-    pairs, _ = statistics(node, program.graph)
-    each = 2 * pairs * _statistic_bytes(program.graph.values[node.refs[0]].dtype)
-    return each * (2 if step.outputs[0] in differentiable else 1)

@@ -3,7 +3,7 @@
 from terrazzo.runtime.steps.combine import CombineStep
 from terrazzo.runtime.steps.compute import ComputeStep
 from terrazzo.runtime.steps.exchange import ExchangeStep
-from terrazzo.runtime.steps.norm import NormStep
+from terrazzo.runtime.steps.moments import MomentsStep
 from terrazzo.runtime.steps.spread import SpreadStep
 from terrazzo.runtime.steps.step import DeviceStep, Run
 from terrazzo.runtime.steps.take import TakeStep
@@ -13,7 +13,7 @@ __all__ = [
     "ComputeStep",
     "DeviceStep",
     "ExchangeStep",
-    "NormStep",
+    "MomentsStep",
     "Run",
     "SpreadStep",
     "TakeStep",

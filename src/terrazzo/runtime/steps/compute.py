@@ -18,7 +18,7 @@ FORGETFUL = frozenset(
         "conv2d.default conv2d.padding conv_transpose2d.input linear.default add.Tensor "
         "batch_norm.default cat.default"
     ).split()
-) | {"terrazzo.batch_norm", "terrazzo.group_norm"}
+) | {"terrazzo.batch_norm", "terrazzo.group_norm", "terrazzo.normalize"}
 """Operators whose gradient does not need their result."""
 
 

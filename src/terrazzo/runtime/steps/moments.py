@@ -1,0 +1,68 @@
+"""Moments: mean and variance over what all devices own."""
+
+from __future__ import annotations
+
+import torch
+
+from terrazzo.runtime.norms import as_rows, merge, part_moments, precise
+from terrazzo.runtime.steps.step import Run
+from terrazzo.schedule import Combine, Program
+
+
+class MomentsStep:
+    def __init__(self, index: int, step: Combine, program: Program, *, device: int) -> None:
+        self.index, self.step = index, step
+        self.node = program.graph.nodes[step.node]
+        _, self.kind, self.groups = self.node.args
+        pairs = step.reduction.shape[1]
+        sizes = [local.reads[0].box.size if local else 0 for local in step.parts]
+        self.counts = [size // pairs for size in sizes]
+        array, local = program.arrays[step.inputs[0]], step.parts[device]
+        assert array.boxes is not None
+        held = array.boxes[device]
+        self.own = local.reads[0].box.within(held).slices() if local else None
+        self.owns_all = local is not None and local.reads[0].box == held
+
+    def forward(self, run: Run) -> None:
+        run.links.where = self.node.title
+        x = run.held[self.step.inputs[0]]
+        if self.own is None:
+            dtype = precise(run.dtype(self.step.inputs[0]))
+            part = torch.zeros(self.step.reduction.shape, dtype=dtype, device=run.torch_device)
+        else:
+            rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
+            part = part_moments(rows, self.counts[run.device])
+        moments = merge(part, run.links, self.counts)
+        run.held[self.step.target] = moments
+        if self.step.target in run.carriers:
+            run.saved[self.index] = (x, moments)
+
+    def backward(self, run: Run) -> None:
+        """d mean = 1/n and d variance = 2 (x - mean)/n, for the elements that were counted."""
+        saved = run.saved.pop(self.index, None)
+        if saved is None or self.step.target not in run.live:
+            return
+        x, moments = saved
+        grad = run.gradient(self.step.target)
+        if self.own is None:
+            return
+        total = sum(self.counts)
+        slope = 2.0 * grad[1] / total
+        level = grad[0] / total - slope * moments[0]
+        rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
+        shape = (1, -1, 1, 1)
+        flow = torch.addcmul(
+            level.to(x.dtype).view(shape), rows, slope.to(x.dtype).view(shape)
+        ).reshape(x[self.own].shape)
+        self._add(run, flow)
+
+    def _add(self, run: Run, flow: torch.Tensor) -> None:
+        """Adds to the gradient of x without a third map: ``flow`` is ours to overwrite."""
+        name = self.step.inputs[0]
+        before = run.grads.pop(name, None)
+        if self.owns_all:
+            run.grads[name] = flow if before is None else flow.add_(before)
+        else:
+            result = run.zeros(name) if before is None else before.clone()
+            result[self.own] += flow
+            run.grads[name] = result
