@@ -66,6 +66,7 @@ def plan(
     devices: int | None = None,
     layout: str | Layout = "auto",
     groups: Groups = "auto",
+    passes: int = 0,
 ) -> Plan:
     """A plan for a model on inputs like ``example``.
 
@@ -74,7 +75,7 @@ def plan(
     what "auto" means so far), "one" (recompute everything), a number, or layers that end groups.
     """
     graph = export(model, _checked(example)).graph
-    return plan_graph(graph, devices or _devices(), layout=layout, groups=groups)
+    return plan_graph(graph, devices or _devices(), layout=layout, groups=groups, passes=passes)
 
 
 def parallelize(
@@ -84,6 +85,7 @@ def parallelize(
     *,
     layout: str | Layout = "auto",
     groups: Groups = "auto",
+    passes: int = 0,
     seed: int | None = None,
     nan: str = "raise",
     align_every: int = ALIGN_EVERY,
@@ -102,16 +104,20 @@ def parallelize(
     _same_model(model, links)
     own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
     seed = int(links.broadcast(torch.tensor([own])))
-    planned = _planner(links, plan, layout=layout, groups=groups)
+    planned = _planner(links, plan, layout=layout, groups=groups, passes=passes)
     net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
     net.prepare(_checked(example))
     return net
 
 
-def _planner(links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups) -> PlanFor:
+def _planner(
+    links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups, passes: int
+) -> PlanFor:
     """The function a net asks when it meets a graph for the first time."""
     if plan is None:
-        return lambda graph: plan_graph(graph, links.devices, layout=layout, groups=groups)
+        return lambda graph: plan_graph(
+            graph, links.devices, layout=layout, groups=groups, passes=passes
+        )
     if plan.devices != links.devices:
         raise PlanError(
             f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
@@ -172,6 +178,7 @@ def check(
     *,
     layout: str | Layout = "auto",
     groups: Groups = "auto",
+    passes: int = 0,
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> CheckReport:
@@ -185,7 +192,9 @@ def check(
     inputs = tuple(_double(x) for x in _checked(example))
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
-    net = parallelize(copy.deepcopy(exact), inputs, plan, layout=layout, groups=groups, seed=seed)
+    net = parallelize(
+        copy.deepcopy(exact), inputs, plan, layout=layout, groups=groups, passes=passes, seed=seed
+    )
     return compare_with_plain(exact, net, inputs, tolerance=tolerance)
 
 

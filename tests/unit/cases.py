@@ -3,74 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from case import MAP, Build, Case, Fn, H, W, fn, ramp, two
+from losses import LOSSES
 from torch import Tensor, nn
-
-H, W = 33, 35
-MAP = (2, 4, H, W)
-
-Build = Callable[[], nn.Module]
-
-
-class Fn(nn.Module):
-    """A function as a module; further tensors become its parameters."""
-
-    def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
-        super().__init__()
-        self.function = function
-        self.own = nn.ParameterList(nn.Parameter(tensor) for tensor in parameters)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs, *self.own)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A module, the shapes of its maps, and further inputs (targets) that are no maps.
-
-    ``bare``: nothing may come before the operator, because its input is special (coarse steps, so
-    that values tie). ``ends``: the operator truly mixes positions, or torch itself is of two minds
-    about it, and it is meant to run whole.
-    """
-
-    build: Build
-    maps: tuple[tuple[int, ...], ...] = (MAP,)
-    extra: Callable[[], tuple[Tensor, ...]] = tuple
-    bare: bool = False
-    ends: bool = False
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The same numbers on every call and every device."""
-        draw = torch.Generator().manual_seed(3)
-        maps = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in self.maps]
-        if self.bare:
-            maps = [(m * 2).round() / 2 for m in maps]
-        torch.manual_seed(4)
-        return (*maps, *self.extra())
-
-    def module(self) -> nn.Module:
-        torch.manual_seed(5)
-        return self.build().double()
-
-
-def fn(function: Callable[..., Any], *parameters: Tensor) -> Build:
-    """A builder of a function of one or more maps, then its parameters."""
-    return lambda: Fn(function, *parameters)
-
-
-def two(function: Callable[..., Any], *parameters: Tensor) -> Case:
-    return Case(fn(function, *parameters), maps=(MAP, MAP))
-
-
-def ramp(*shape: int) -> Tensor:
-    """A parameter of this shape, away from zero."""
-    return torch.linspace(0.5, 1.5, torch.Size(shape).numel()).view(shape)
 
 
 def conv(*args: Any, **kwargs: Any) -> Build:
@@ -394,6 +333,47 @@ BLOCKS: dict[str, Case | Build] = {
     "no operator": fn(lambda x: x),
 }  # fmt: skip
 
+
+def _cumulative() -> nn.Module:
+    """A cumulative average that is under way."""
+    norm = nn.BatchNorm2d(4, momentum=None)
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked += 3
+    return norm
+
+
+def _twice() -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    return nn.Sequential(norm, nn.ReLU(), norm)
+
+
+NORMS: dict[str, Case | Build] = {
+    "batch norm": lambda: nn.BatchNorm2d(4),
+    "batch norm eval": lambda: nn.BatchNorm2d(4).eval(),
+    "batch norm momentum": lambda: nn.BatchNorm2d(4, momentum=0.7, eps=0.1),
+    "batch norm cumulative": _cumulative,
+    "batch norm plain": lambda: nn.BatchNorm2d(4, affine=False),
+    "batch norm untracked": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "batch norm untracked eval": lambda: nn.BatchNorm2d(4, track_running_stats=False).eval(),
+    "batch norm before a pool": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(2)),
+    "batch norm before a stride": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1, 3)),
+    "batch norm before a crop": lambda: nn.Sequential(
+        nn.BatchNorm2d(4), Fn(lambda x: x[:, :, 5:9, 30:])
+    ),
+    "batch norm twice": _twice,
+    "batch norm 67": Case(
+        lambda: nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(2)), maps=((1, 4, 67, 67),)
+    ),
+    "group norm": lambda: nn.GroupNorm(2, 4),
+    "group norm plain": lambda: nn.GroupNorm(4, 4, affine=False),
+    "group norm of all": lambda: nn.Sequential(nn.GroupNorm(1, 4), nn.AvgPool2d(2)),
+    "instance norm": lambda: nn.InstanceNorm2d(4),
+    "instance norm affine": lambda: nn.InstanceNorm2d(4, affine=True),
+    "instance norm tracked": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+    "instance norm eval": lambda: nn.InstanceNorm2d(4, track_running_stats=True).eval(),
+    "local response norm": lambda: nn.LocalResponseNorm(3),
+}
+
 RANDOM: dict[str, Case | Build] = {
     "dropout": lambda: nn.Dropout(0.3),
     "dropout of everything": lambda: nn.Dropout(1.0),
@@ -406,69 +386,6 @@ RANDOM: dict[str, Case | Build] = {
 }  # fmt: skip
 
 
-def classes(count: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randint(0, count, (2, H, W)),)
-
-
-def ignored() -> tuple[Tensor, ...]:
-    target = torch.randint(0, 4, (2, H, W))
-    target[torch.rand(2, H, W) < 0.3] = -100
-    return (target,)
-
-
-def entropy(**options: Any) -> Build:
-    return fn(lambda x, y: F.cross_entropy(x, y, **options))
-
-
-def pair(function: Callable[..., Tensor], **options: Any) -> Case:
-    """A loss of two maps, by all three reductions at once."""
-    return two(
-        lambda x, y: tuple(
-            function(x, y, reduction=reduction, **options) for reduction in ("mean", "sum", "none")
-        )
-    )
-
-
-def _binary(x: Tensor, y: Tensor, **options: Any) -> Tensor:
-    return F.binary_cross_entropy(x.sigmoid(), y.sigmoid().detach(), **options)
-
-
-def _binary_logits(x: Tensor, y: Tensor, **options: Any) -> Tensor:
-    more = {"pos_weight": torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=x.dtype).view(4, 1, 1)}
-    plain = F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options)
-    return plain + F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options, **more)
-
-
-WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.25], dtype=torch.float64)
-
-LOSSES: dict[str, Case | Build] = {
-    "cross entropy": Case(entropy(), extra=classes(4)),
-    "cross entropy sum": Case(entropy(reduction="sum"), extra=classes(4)),
-    "cross entropy none": Case(entropy(reduction="none"), extra=classes(4)),
-    "cross entropy ignoring": Case(entropy(), extra=ignored),
-    "cross entropy ignoring a class": Case(entropy(ignore_index=2), extra=classes(4)),
-    "cross entropy weighted": Case(entropy(weight=WEIGHTS), extra=ignored),
-    "cross entropy weighted sum": Case(entropy(weight=WEIGHTS, reduction="sum"), extra=ignored),
-    "cross entropy smoothed": Case(entropy(label_smoothing=0.2), extra=ignored),
-    "cross entropy smoothed weighted": Case(
-        entropy(label_smoothing=0.1, weight=WEIGHTS), extra=ignored
-    ),
-    "cross entropy of probabilities": two(lambda x, y: F.cross_entropy(x, y.softmax(1))),
-    "cross entropy of probabilities weighted": two(
-        lambda x, y: F.cross_entropy(x, y.softmax(1), WEIGHTS, label_smoothing=0.1)
-    ),
-    "nll": Case(fn(lambda x, y: F.nll_loss(x.log_softmax(1), y)), extra=ignored),
-    "mse": pair(F.mse_loss),
-    "l1": pair(F.l1_loss),
-    "smooth l1": pair(F.smooth_l1_loss, beta=0.5),
-    "huber": pair(F.huber_loss, delta=0.7),
-    "binary": pair(_binary),
-    "binary logits": pair(_binary_logits),
-    "soft margin": two(lambda x, y: F.soft_margin_loss(x, y.detach().sign())),
-    "dice": two(lambda x, y: 1 - 2 * (x.sigmoid() * y).sum((2, 3)) / (x.exp() + y * y).sum((2, 3))),
-    "divergence": two(lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean")),
-}  # fmt: skip
-
 TABLES: dict[str, dict[str, Case]] = {
     title: {name: case if isinstance(case, Case) else Case(case) for name, case in table.items()}
     for title, table in {
@@ -480,41 +397,9 @@ TABLES: dict[str, dict[str, Case]] = {
         "activations": ACTIVATIONS,
         "shapes": SHAPES,
         "blocks": BLOCKS,
+        "norms": NORMS,
         "random": RANDOM,
         "losses": LOSSES,
     }.items()
 }
 CASES: dict[str, Case] = {n: case for table in TABLES.values() for n, case in table.items()}
-
-
-class Bundle(nn.Module):
-    """Many cases side by side as one model, so that exporting them costs once.
-
-    Its parameters and outputs are named by case, and so is what goes wrong with them.
-    """
-
-    def __init__(self, modules: Mapping[str, nn.Module], takes: Sequence[int]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleDict({label(name): module for name, module in modules.items()})
-        self.takes = tuple(takes)
-
-    def forward(self, *inputs: Tensor) -> dict[str, Any]:
-        results, start = {}, 0
-        for (name, part), count in zip(self.parts.items(), self.takes, strict=True):
-            results[name] = part(*inputs[start : start + count])
-            start += count
-        return results
-
-
-def label(name: str) -> str:
-    """A case's name as a module may be called."""
-    return re.sub(r"\W+", "_", name)
-
-
-def bundle(
-    cases: Mapping[str, Case], wrap: Callable[[Case], nn.Module] = Case.module
-) -> tuple[Bundle, tuple[Tensor, ...]]:
-    """The bundle of some cases, and its inputs."""
-    inputs = [case.inputs() for case in cases.values()]
-    model = Bundle({name: wrap(case) for name, case in cases.items()}, [len(i) for i in inputs])
-    return model, tuple(tensor for group in inputs for tensor in group)

@@ -27,7 +27,8 @@ from terrazzo.runtime.operators import local_operator, whole_operator
 from terrazzo.schedule.tiling import owned
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import TABLES, Case, bundle, label
+from case import Case, bundle, label
+from cases import TABLES
 
 Values = dict[str, Tensor]
 

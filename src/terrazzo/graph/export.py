@@ -237,8 +237,8 @@ class Reader:
             return
         if not node.target._schema.returns:
             raise ModelError(
-                f"{layer or 'the model'} calls {op}, which gives nothing back and so cannot be kept "
-                "exact. Check values outside of net(...)."
+                f"{layer or 'the model'} calls {op}, which gives nothing back and is not known. "
+                "Check values outside of net(...)."
             )
         parts = self._parts(node, names)
         if not parts:

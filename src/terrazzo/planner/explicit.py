@@ -11,7 +11,9 @@ from terrazzo.records import Graph, Group, Layout, Plan
 Groups = str | int | Sequence[str]
 
 
-def plan_graph(graph: Graph, devices: int, *, layout: str | Layout, groups: Groups) -> Plan:
+def plan_graph(
+    graph: Graph, devices: int, *, layout: str | Layout, groups: Groups, passes: int = 0
+) -> Plan:
     """A plan for one graph.
 
     ``layout``: "auto", "whole", "tiles:RxC" or a Layout. ``groups``: "auto", "each", "one", a
@@ -27,7 +29,7 @@ def plan_graph(graph: Graph, devices: int, *, layout: str | Layout, groups: Grou
         graph=graph.digest,
         devices=devices,
         groups=tuple(
-            Group(graph.nodes[last].output, chosen, _title(graph, first, last))
+            Group(graph.nodes[last].output, chosen, _title(graph, first, last), passes)
             for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
         ),
     )

@@ -47,14 +47,15 @@ class CheckReport:
     @classmethod
     def from_json(cls, text: str) -> CheckReport:
         body = document.parse(text, KIND, VERSION)
-        rows = tuple(CheckRow(**{**row, "worst": float(row["worst"])}) for row in body["rows"])
-        return cls(
-            rows=rows,
-            split_flops=body["split_flops"],
-            split_bytes=body["split_bytes"],
-            devices=body["devices"],
-            plan_text=body["plan_text"],
-        )
+        with document.reading(KIND):
+            rows = tuple(CheckRow(**{**row, "worst": float(row["worst"])}) for row in body["rows"])
+            return cls(
+                rows=rows,
+                split_flops=body["split_flops"],
+                split_bytes=body["split_bytes"],
+                devices=body["devices"],
+                plan_text=body["plan_text"],
+            )
 
     def __str__(self) -> str:
         lines = [f"{'':20}{'worst':>10}{'limit':>10}  where"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,24 @@ def parse(text: str, kind: str, version: int) -> dict[str, Any]:
     return body
 
 
+@contextmanager
+def reading(kind: str) -> Iterator[None]:
+    """Turns what a record lacks, or holds in a wrong shape, into an error that says so."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(f"this {kind} record is damaged ({what}): make it again") from error
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file so that a crash leaves the old one or the new one, never half of one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -166,21 +166,22 @@ class Graph:
     @classmethod
     def from_json(cls, text: str) -> Graph:
         body = document.parse(text, KIND, VERSION)
-        values = [
-            Value(name, kind, tuple(shape), dtype, target)
-            for name, kind, shape, dtype, target in body["values"]
-        ]
-        return cls(
-            values={value.name: value for value in values},
-            nodes=tuple(
-                Node(op, decode(args), tuple(outputs), layer, flops, gradient)
-                for op, args, outputs, layer, flops, gradient in body["nodes"]
-            ),
-            inputs=tuple(body["inputs"]),
-            outputs=decode(body["outputs"]),
-            mutations=body["mutations"],
-            output_tree=body["output_tree"],
-        )
+        with document.reading(KIND):
+            values = [
+                Value(name, kind, tuple(shape), dtype, target)
+                for name, kind, shape, dtype, target in body["values"]
+            ]
+            return cls(
+                values={value.name: value for value in values},
+                nodes=tuple(
+                    Node(op, decode(args), tuple(outputs), layer, flops, gradient)
+                    for op, args, outputs, layer, flops, gradient in body["nodes"]
+                ),
+                inputs=tuple(body["inputs"]),
+                outputs=decode(body["outputs"]),
+                mutations=body["mutations"],
+                output_tree=body["output_tree"],
+            )
 
 
 def walk(argument: Argument) -> Iterator[Ref]:

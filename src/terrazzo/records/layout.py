@@ -23,7 +23,8 @@ class Layout:
         for axis, shares in self.cuts:
             if axis not in ("h", "w"):
                 raise UsageError(f"layout cuts axis {axis!r}; this version cuts 'h' and 'w'")
-            if not shares or min(shares) < 0 or sum(shares) == 0:
+            whole_numbers = all(isinstance(share, int) for share in shares)
+            if not shares or not whole_numbers or min(shares) < 0 or sum(shares) == 0:
                 raise UsageError(
                     f"layout has shares {list(shares)} along {axis}; they must be whole numbers, "
                     "not negative, not all zero"

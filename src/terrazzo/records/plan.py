@@ -14,11 +14,16 @@ KIND, VERSION = "plan", 1
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A run of operators up to and including the one that makes ``last``, in one layout."""
+    """A run of operators up to and including the one that makes ``last``, in one layout.
+
+    With ``passes`` of 1 or more, only what enters the group is kept for the backward pass, and
+    the group is computed in that many strips; 0 keeps what autograd keeps.
+    """
 
     last: str
     layout: Layout
     title: str = ""
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Plan:
                     {
                         "last": group.last,
                         "title": group.title,
+                        "passes": group.passes,
                         "layout": [[axis, list(shares)] for axis, shares in group.layout.cuts],
                     }
                     for group in self.groups
@@ -50,14 +56,15 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         body = document.parse(text, KIND, VERSION)
-        return cls(
-            graph=body["graph"],
-            devices=body["devices"],
-            groups=tuple(
-                Group(group["last"], _layout(group["layout"]), group["title"])
-                for group in body["groups"]
-            ),
-        )
+        with document.reading(KIND):
+            return cls(
+                graph=body["graph"],
+                devices=body["devices"],
+                groups=tuple(
+                    Group(group["last"], _layout(group["layout"]), group["title"], group["passes"])
+                    for group in body["groups"]
+                ),
+            )
 
     def save(self, path: str | Path) -> None:
         document.write(Path(path), self.to_json() + "\n")
@@ -70,6 +77,7 @@ class Plan:
         rows = [f"plan for {self.devices} device{'s' if self.devices != 1 else ''}"]
         rows += [
             f"  group {index}: {group.title or '... ' + group.last}  {group.layout}"
+            + (f", {group.passes} passes" if group.passes else "")
             for index, group in enumerate(self.groups)
         ]
         return "\n".join(rows)

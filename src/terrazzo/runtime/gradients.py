@@ -17,9 +17,14 @@ class Buckets:
         self.links, self.limit_bytes = links, limit_bytes
         self._open: list[tuple[str, Tensor]] = []
         self._open_bytes = 0
+        self._done: dict[str, Tensor] = {}
         self._flying: list[tuple[list[tuple[str, Tensor]], Pending]] = []
 
     def add(self, name: str, part: Tensor) -> None:
+        if self.links.devices == 1:
+            before = self._done.get(name)
+            self._done[name] = part if before is None else before + part
+            return
         if self._open and self._open[0][1].dtype != part.dtype:
             self._close()
         self._open.append((name, part))
@@ -36,7 +41,7 @@ class Buckets:
     def finish(self) -> dict[str, Tensor]:
         """The summed gradients by name, once all have arrived."""
         self._close()
-        found: dict[str, Tensor] = {}
+        found = self._done
         for parts, pending in self._flying:
             pieces = torch.split(pending.wait(), [part.numel() for _, part in parts])
             for (name, part), piece in zip(parts, pieces, strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor
 from terrazzo.errors import NotANumber
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
+from terrazzo.runtime.lifetimes import Lifetimes
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.steps import (
     CombineStep,
@@ -19,12 +20,13 @@ from terrazzo.runtime.steps import (
     DeviceStep,
     ExchangeStep,
     MomentsStep,
+    PassesStep,
     Run,
     SpreadStep,
     TakeStep,
 )
 from terrazzo.runtime.steps.step import Given
-from terrazzo.schedule import Combine, Compute, Exchange, Program, Spread, Step, Take
+from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Spread, Step, Take
 from terrazzo.schedule.gradient import differentiable, reached
 
 
@@ -36,12 +38,9 @@ class Machine:
         self._reads = [_reads(step) for step in program.steps]
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
-        last = {name: index for index, names in enumerate(self._reads) for name in names}
         self._results = frozenset(program.outputs.values())
-        self._drops: list[list[str]] = [[] for _ in program.steps]
-        for name, index in last.items():
-            if name not in self._results:
-                self._drops[index].append(name)
+        self._lives = Lifetimes(program, self._reads, self._results)
+        self._drops = self._lives.forward_drops
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = [_label(program, step) for step in program.steps]
 
@@ -55,7 +54,10 @@ class Machine:
             value = program.graph.values[program.arrays[step.source].value]
             return SpreadStep(step, parameter=value.kind == "parameter")
         if isinstance(step, Combine) and step.reduction.combine == "moments":
-            return MomentsStep(index, step, program, device=device)
+            again = program.plan.groups[step.group].passes > 0
+            return MomentsStep(index, step, program, device=device, again=again)
+        if isinstance(step, Passes):
+            return PassesStep(step, program, device=device)
         if isinstance(step, Combine):
             return CombineStep(index, step, program, device=device)
         assert isinstance(step, Compute)
@@ -94,10 +96,11 @@ class Machine:
     def forward(self, run: Run, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All steps in order; gives the values the caller asked for, by name."""
         run.held.update(leaves)
-        for step, drops, label in zip(self.steps, self._drops, self._labels, strict=True):
+        lean = bool(run.carriers)
+        for index, (step, label) in enumerate(zip(self.steps, self._labels, strict=True)):
             with self._span(label):
                 step.forward(run)
-            for name in drops:
+            for name in self._drops[index] if lean else self._lives.last_drops[index]:
                 run.held.pop(name, None)
         return {value: run.held[array] for value, array in self.program.outputs.items()}
 
@@ -109,9 +112,15 @@ class Machine:
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)
-        for step, label in zip(reversed(self.steps), reversed(self._labels), strict=True):
-            with self._span(label):
-                step.backward(run)
+        for index in reversed(range(len(self.steps))):
+            for rebuilt in self._lives.rebuilt_before[index]:
+                if rebuilt.readers & run.live:
+                    with self._span(self._labels[rebuilt.step]), run.precision():
+                        self.steps[rebuilt.step].forward(run)
+            with self._span(self._labels[index]):
+                self.steps[index].backward(run)
+            for name in self._lives.backward_drops[index]:
+                run.held.pop(name, None)
         with self._span(("sum", "weight gradients")):
             for name, total in run.buckets.finish().items():
                 run.add(name, total)
@@ -157,7 +166,7 @@ def _label(program: Program, step: Step) -> tuple[str, str]:
     """What a step is called in the records; steps that do next to nothing have no name."""
     if isinstance(step, Exchange):
         return "exchange", f"group {step.group}"
-    if isinstance(step, Compute):
+    if isinstance(step, (Compute, Passes)):
         return "compute", _title(program, step)
     if isinstance(step, Combine):
         return "sum", _title(program, step)
@@ -171,7 +180,7 @@ def _reads(step: Step) -> tuple[str, ...]:
         return tuple(move.source for move in step.moves)
     if isinstance(step, Compute):
         return tuple(name for apply in step.applies for name in apply.inputs)
-    return step.inputs
+    return step.reads if isinstance(step, Passes) else step.inputs
 
 
 def _writes(step: Step) -> tuple[str, ...]:
@@ -190,6 +199,8 @@ def _title(program: Program, step: Step) -> str:
     if isinstance(step, Compute):
         first, last = (program.graph.nodes[step.applies[i].node].title for i in (0, -1))
         return first if first == last else f"{first} .. {last}"
+    if isinstance(step, Passes):
+        return program.graph.nodes[step.nodes[-1]].title
     return f"the value {_writes(step)[0]!r}"
 
 

@@ -341,6 +341,7 @@ class Call:
             seed=self.net.seed,
             step=self.number,
             torch_device=device,
+            autocast=_autocast(device),
         )
 
     def _held(self) -> dict[str, Tensor]:
@@ -374,7 +375,8 @@ class Call:
                 raise self.machine.find_nan(self._run(), self._held())
             for target, name in self.ready.graph.mutations.items():
                 self.ready.changing[target]().copy_(values[name])
-        run.held.clear()
+        if not run.carriers:
+            run.held.clear()
         self.run_state = run
         return outputs
 
@@ -455,6 +457,10 @@ class Node(torch.autograd.Function):
         with ctx.call.net._careful():
             found = ctx.call.backward(grads)
         return (None, None, *(found.get(name) for name in ctx.names))
+
+
+def _autocast(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def _given(leaf: Any, shape: tuple[int, ...], machine: Machine, name: str, device: int) -> Given:

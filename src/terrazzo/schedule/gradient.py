@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from terrazzo.records import Node
-from terrazzo.schedule.program import Compute, Exchange, Program, Spread, Take
+from terrazzo.schedule.program import Compute, Exchange, Passes, Program, Spread, Take
 
 STOPS = frozenset(
     f"aten.{name}.default"
@@ -31,8 +31,24 @@ def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
                 for apply in step.applies
                 if _passes(program.graph.nodes[apply.node])
             ]
+        elif isinstance(step, Passes):
+            found += _chain_edges(program, step)
         elif _passes(program.graph.nodes[step.node]):
             found.append((step.inputs, (step.target,)))
+    return found
+
+
+def _chain_edges(program: Program, step: Passes) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Results inside a chain have no array; they are called by their value and its target."""
+    found: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    for index, arrays in zip(step.nodes, step.inputs, strict=True):
+        node = program.graph.nodes[index]
+        inputs = tuple(
+            array or f"{step.target}/{name}" for array, name in zip(arrays, node.refs, strict=True)
+        )
+        last = index == step.nodes[-1]
+        if _passes(node):
+            found.append((inputs, (step.target if last else f"{step.target}/{node.output}",)))
     return found
 
 
@@ -59,4 +75,5 @@ def reached(program: Program, carriers: Set[str], results: Set[str]) -> frozense
 
 
 def _floats(program: Program, name: str) -> bool:
-    return program.graph.values[program.arrays[name].value].is_floating
+    value = name.rpartition("/")[2] if "/" in name else program.arrays[name].value
+    return program.graph.values[value].is_floating

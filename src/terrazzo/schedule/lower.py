@@ -5,9 +5,10 @@ from __future__ import annotations
 from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, transfers
 from terrazzo.geometry.box import hull
-from terrazzo.graph.rules import NORM, REDUCE, WHOLE, rule_for
+from terrazzo.graph.rules import LOCAL, NORM, REDUCE, WHOLE, rule_for
 from terrazzo.records import Graph, Plan, Ref
 from terrazzo.schedule.expand import expand_norms
+from terrazzo.schedule.passes import chain, materialised, strips
 from terrazzo.schedule.program import (
     Apply,
     Array,
@@ -15,6 +16,7 @@ from terrazzo.schedule.program import (
     Compute,
     Exchange,
     Move,
+    Passes,
     Program,
     Spread,
     Step,
@@ -176,6 +178,9 @@ class Lowering:
             outputs = tuple(name and self._array(name, name, None) for name in node.outputs)
             self._append(Apply(index, inputs, outputs), group)
             return
+        if role == LOCAL and self.plan.groups[group].passes:
+            self._emit_passes(index)
+            return
         inputs = tuple(self._boxed(name, group) for name in node.refs)
         if role == REDUCE:
             self._emit_combine(index, inputs)
@@ -183,6 +188,23 @@ class Lowering:
             boxes = self.tiling.computed[node.output]
             output = self._array(node.output, node.output, boxes)
             self._append(Apply(index, inputs, (output,), self.tiling.locals[index]), group)
+
+    def _emit_passes(self, index: int) -> None:
+        """A heavy node, or one whose result leaves the group, with the cheap nodes before it."""
+        if not materialised(self.tiling, index):
+            return
+        group, nodes = self.tiling.groups[index], chain(self.tiling, index)
+        inside = {self.graph.nodes[i].output for i in nodes}
+        inputs = tuple(
+            tuple("" if name in inside else self._boxed(name, group) for name in node.refs)
+            for node in (self.graph.nodes[i] for i in nodes)
+        )
+        target = self.graph.nodes[index].output
+        boxes = self.tiling.computed[target]
+        passes = self.plan.groups[group].passes
+        cut = tuple(strips(self.tiling, nodes, box=box, passes=passes) for box in boxes)
+        self._array(target, target, boxes)
+        self._step(Passes(nodes, inputs, target, cut, group))
 
     def _emit_combine(self, index: int, inputs: tuple[str, ...]) -> None:
         node, group = self.graph.nodes[index], self.tiling.groups[index]

@@ -10,6 +10,7 @@ An array is a value as the devices hold it: either whole (every device has all o
     Spread    whole -> used by boxes, no message     the parts are summed
     Combine   one part per device -> whole           passes through
     Compute   operators on what is here              autograd
+    Passes    the same in strips, nothing saved      computed again, strip by strip
 """
 
 from __future__ import annotations
@@ -90,6 +91,35 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Strip:
+    """One pass: the box of the result, how each node of the chain is computed for it, and what."""
+
+    box: Box
+    locals: tuple[Local, ...]
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """A chain of operators computed strip by strip, and again in the backward pass.
+
+    ``nodes`` are in order, the last makes the target; ``inputs`` names the array behind each
+    reference of each node ("" for a result inside the chain); ``strips`` are per device.
+    """
+
+    nodes: tuple[int, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    target: str
+    strips: tuple[tuple[Strip, ...], ...]
+    group: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The arrays it reads, each once."""
+        return tuple(dict.fromkeys(name for names in self.inputs for name in names if name))
+
+
+@dataclass(frozen=True, slots=True)
 class Combine:
     """One part per device, of the elements it owns, made into a result all devices hold.
 
@@ -106,7 +136,7 @@ class Combine:
     group: int
 
 
-Step = Take | Exchange | Spread | Compute | Combine
+Step = Take | Exchange | Spread | Compute | Passes | Combine
 
 
 @dataclass(frozen=True)

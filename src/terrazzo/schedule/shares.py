@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from terrazzo.graph.rules import rule_for
 from terrazzo.records import Graph
-from terrazzo.schedule.program import Combine, Compute, Program
+from terrazzo.schedule.program import Combine, Compute, Passes, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ def split_nodes(program: Program) -> set[int]:
             found.add(step.node)
         elif isinstance(step, Compute):
             found |= {apply.node for apply in step.applies if apply.locals is not None}
+        elif isinstance(step, Passes):
+            found |= set(step.nodes)
     return found
 
 

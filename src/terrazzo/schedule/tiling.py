@@ -67,7 +67,8 @@ def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Axe
     for node, group in zip(graph.nodes, group_of_nodes(graph, plan), strict=True):
         placement = place(node, graph, axes)
         axes[node.output] = placement.axes
-        if plan.groups[group].layout.is_whole or plan.devices == 1:
+        alone = plan.devices == 1 and not plan.groups[group].passes
+        if plan.groups[group].layout.is_whole or alone:
             placement = Placement(WHOLE, placement.axes)
         placed.append(placement)
     return placed, axes
@@ -100,6 +101,13 @@ class Tiling:
 
     def nothing(self, name: str) -> Boxes:
         return (Box.empty(len(self.graph.shape(name))),) * self.plan.devices
+
+    def widened(self, name: str, box: Box) -> Box:
+        """A box that is whole along every dimension that is not cut, as operators expect."""
+        for dim, letter in enumerate(self.axes[name]):
+            if letter == "." and not box.is_empty:
+                box = box.replace(dim, (0, self.graph.shape(name)[dim]))
+        return box
 
     def _walk(self) -> None:
         for index in reversed(range(len(self.graph.nodes))):
@@ -148,7 +156,7 @@ class Tiling:
                 continue
             nothing = self.nothing(name)
             reads = tuple(
-                local.reads[position].box if local else empty
+                self.widened(name, local.reads[position].box) if local else empty
                 for local, empty in zip(self.locals[index], nothing, strict=True)
             )
             self.needed[group, name] = _hulls(self.needed.get((group, name), nothing), reads)

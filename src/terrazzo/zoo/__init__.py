@@ -1,5 +1,6 @@
-"""Models that tests and benchmarks share."""
+"""Models and synthetic data that demo, tests, examples and benchmarks share."""
 
+from terrazzo.zoo.registry import NAMES, build
 from terrazzo.zoo.resnet import resnet18, resnet50
 
-__all__ = ["resnet18", "resnet50"]
+__all__ = ["NAMES", "build", "resnet18", "resnet50"]

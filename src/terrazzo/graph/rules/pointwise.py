@@ -69,15 +69,15 @@ UNARY = """
     floor frac full_like gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan
     leaky_relu lgamma lift_fresh_copy log log10 log1p log2 log_sigmoid logical_not logit mish
     nan_to_num neg ones_like positive rad2deg reciprocal relu relu6 round rsqrt rsub selu sgn
-    sigmoid sign silu sin sinc sinh softplus softshrink sqrt square tan tanh tanhshrink threshold
-    trunc zeros_like _to_copy type_as to digamma
+    sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh tanhshrink
+    threshold trunc zeros_like _to_copy type_as to digamma
 """
 
 BINARY = """
     add sub mul div pow remainder fmod floor_divide true_divide maximum minimum atan2 hypot xlogy
     logaddexp copysign eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or
     bitwise_xor where addcmul addcdiv lerp masked_fill heaviside squared_difference
-    clamp_max clamp_min clamp rsub float_power
+    clamp_max clamp_min clamp rsub float_power fmax fmin __and__ __or__ __xor__
 """
 
 OVERLOADS = """

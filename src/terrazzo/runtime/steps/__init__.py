@@ -4,6 +4,7 @@ from terrazzo.runtime.steps.combine import CombineStep
 from terrazzo.runtime.steps.compute import ComputeStep
 from terrazzo.runtime.steps.exchange import ExchangeStep
 from terrazzo.runtime.steps.moments import MomentsStep
+from terrazzo.runtime.steps.passes import PassesStep
 from terrazzo.runtime.steps.spread import SpreadStep
 from terrazzo.runtime.steps.step import DeviceStep, Run
 from terrazzo.runtime.steps.take import TakeStep
@@ -14,6 +15,7 @@ __all__ = [
     "DeviceStep",
     "ExchangeStep",
     "MomentsStep",
+    "PassesStep",
     "Run",
     "SpreadStep",
     "TakeStep",

@@ -10,8 +10,12 @@ from terrazzo.schedule import Combine, Program
 
 
 class MomentsStep:
-    def __init__(self, index: int, step: Combine, program: Program, *, device: int) -> None:
-        self.index, self.step = index, step
+    """``again``: its input is not kept but computed again before the backward pass."""
+
+    def __init__(
+        self, index: int, step: Combine, program: Program, *, device: int, again: bool
+    ) -> None:
+        self.index, self.step, self.again = index, step, again
         self.node = program.graph.nodes[step.node]
         _, self.kind, self.groups = self.node.args
         pairs = step.reduction.shape[1]
@@ -35,7 +39,7 @@ class MomentsStep:
         moments = merge(part, run.links, self.counts)
         run.held[self.step.target] = moments
         if self.step.target in run.carriers:
-            run.saved[self.index] = (x, moments)
+            run.saved[self.index] = (None if self.again else x, moments)
 
     def backward(self, run: Run) -> None:
         """d mean = 1/n and d variance = 2 (x - mean)/n, for the elements that were counted."""
@@ -43,6 +47,7 @@ class MomentsStep:
         if saved is None or self.step.target not in run.live:
             return
         x, moments = saved
+        x = run.held[self.step.inputs[0]] if x is None else x
         grad = run.gradient(self.step.target)
         if self.own is None:
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +45,7 @@ class Run:
     input_parts: dict[str, Tensor] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     buckets: Buckets | None = None
+    autocast: torch.dtype | None = None
 
     @property
     def device(self) -> int:
@@ -69,6 +72,12 @@ class Run:
 
     def site(self, shape: tuple[int, ...], box: Box) -> Site:
         return Site(shape, box, self.seed, self.step, self.torch_device)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The autocast of the forward call, for computing something again."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch_device.type, dtype=self.autocast)
 
     def add(self, name: str, grad: Tensor) -> None:
         """Adds to the gradient of an array."""

@@ -38,7 +38,7 @@ class Picture:
     mask: Pixels
     """(H, W): 0 is ground, 1 + class a shape."""
     shapes: tuple[Shape, ...]
-    """Those that can be seen, as they can be seen: a hidden part does not count."""
+    """They never overlap; the box of each is the smallest around its pixels."""
 
 
 def paint(

@@ -1,0 +1,76 @@
+"""Lifetimes: when arrays can go, and which are computed again before the backward pass.
+
+A group with passes keeps what enters it. What it made inside goes as soon as the forward pass has
+read it, comes back when the backward pass reaches the group, and goes for good behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from terrazzo.schedule import Combine, Passes, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A step to run again, if the backward pass reaches any of those that read its result."""
+
+    step: int
+    readers: frozenset[str]
+
+
+class Lifetimes:
+    """Lists of arrays to drop, by step, for both directions."""
+
+    def __init__(self, program: Program, reads: Sequence[Sequence[str]], results: Set[str]) -> None:
+        steps = program.steps
+        last = {name: index for index, names in enumerate(reads) for name in names}
+        made = {step.target: i for i, step in enumerate(steps) if isinstance(step, Passes)}
+        again = _read_again(program)
+        inner = {
+            name
+            for name, index in made.items()
+            if name in again and all(_inside(program, index, reader) for reader in again[name])
+        }
+        self.forward_drops: list[list[str]] = [[] for _ in steps]
+        self.last_drops: list[list[str]] = [[] for _ in steps]
+        self.backward_drops: list[list[str]] = [[] for _ in steps]
+        self.rebuilt_before: list[list[Rebuilt]] = [[] for _ in steps]
+        for name, index in last.items():
+            if name not in results:
+                self.last_drops[index].append(name)
+                if name not in again or name in inner:
+                    self.forward_drops[index].append(name)
+        for name, readers in again.items():
+            self.backward_drops[min(readers)].append(name)
+        ends = {steps[i].group: i for i in made.values()}  # type: ignore[union-attr]
+        for group in ends:
+            end = max(i for i, s in enumerate(steps) if _belongs(s, group))
+            self.rebuilt_before[end] = [
+                Rebuilt(index, frozenset(steps[reader].target for reader in again[name]))  # type: ignore[union-attr]
+                for name, index in made.items()
+                if name in inner and steps[index].group == group  # type: ignore[union-attr]
+            ]
+
+
+def _read_again(program: Program) -> dict[str, list[int]]:
+    """The arrays that backward passes of groups with passes read, and the steps that do."""
+    found: dict[str, list[int]] = {}
+    for index, step in enumerate(program.steps):
+        names: Sequence[str] = ()
+        if isinstance(step, Passes):
+            names = step.reads
+        elif isinstance(step, Combine) and step.reduction.combine == "moments":
+            names = step.inputs if program.plan.groups[step.group].passes else ()
+        for name in names:
+            found.setdefault(name, []).append(index)
+    return found
+
+
+def _inside(program: Program, made: int, reader: int) -> bool:
+    return program.steps[made].group == program.steps[reader].group  # type: ignore[union-attr]
+
+
+def _belongs(step: object, group: int) -> bool:
+    return isinstance(step, (Passes, Combine)) and step.group == group

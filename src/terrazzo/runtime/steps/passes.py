@@ -1,0 +1,127 @@
+"""Passes: a chain of operators in strips, computed again in the backward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from terrazzo.geometry import Box
+from terrazzo.records import Node
+from terrazzo.runtime.operators import Operator, local_operator
+from terrazzo.runtime.steps.compute import held_boxes
+from terrazzo.runtime.steps.step import Piece, Run
+from terrazzo.schedule import Passes, Program, Strip
+
+LAST = "last"
+
+
+class PassesStep:
+    def __init__(self, step: Passes, program: Program, *, device: int) -> None:
+        self.step, self.program = step, program
+        self.strips = [_Strip(strip, step, program, device) for strip in step.strips[device]]
+        self.nodes = [program.graph.nodes[index] for index in step.nodes]
+
+    def forward(self, run: Run) -> None:
+        """Nothing is saved; one strip's results inside the chain are alive at a time."""
+        run.links.where = self.nodes[-1].title
+        result = run.empty(self.step.target)
+        held = run.box(self.step.target)
+        with torch.no_grad():
+            for strip in self.strips:
+                tensors = {name: self._read(run, strip, name) for name in strip.reads}
+                result[strip.box.within(held).slices()] = self._compute(run, strip, tensors)
+        run.held[self.step.target] = result
+
+    @staticmethod
+    def _read(run: Run, strip: _Strip, name: str) -> Tensor:
+        """The part of an array that a strip reads."""
+        return run.held[name][strip.reads[name].within(run.box(name)).slices()]
+
+    def _compute(self, run: Run, strip: _Strip, tensors: dict[str, Tensor]) -> Tensor:
+        inside: dict[str, Tensor] = {}
+        for position, node in enumerate(self.nodes):
+            result = strip.operators[position](self._arguments(position, tensors, inside), run.site)
+            inside[node.output] = result if node.gradient else result.detach()
+            for name in strip.drops[position]:
+                del inside[name]
+        return inside[self.nodes[-1].output]
+
+    def _arguments(
+        self, position: int, tensors: dict[str, Tensor], inside: dict[str, Tensor]
+    ) -> list[Tensor]:
+        names = zip(self.step.inputs[position], self.nodes[position].refs, strict=True)
+        return [tensors[array] if array else inside[value] for array, value in names]
+
+    def backward(self, run: Run) -> None:
+        target = self.step.target
+        if target not in run.live:
+            return
+        grad, held = run.gradient(target), run.box(target)
+        totals: dict[str, Tensor] = {}
+        for strip in self.strips:
+            piece = Piece.open(run.torch_device)
+            with torch.enable_grad(), run.precision():
+                tensors = {}
+                for name in strip.reads:
+                    tensor = self._read(run, strip, name)
+                    tensors[name] = piece.enter(name, tensor) if name in run.live else tensor
+                piece.leave(LAST, self._compute(run, strip, tensors))
+            found = piece.backward({LAST: grad[strip.box.within(held).slices()]})
+            for name, part in found.items():
+                self._gather(run, totals, name, strip, part)
+        for name, total in totals.items():
+            run.add(name, total)
+
+    def _gather(
+        self, run: Run, totals: dict[str, Tensor], name: str, strip: _Strip, part: Tensor
+    ) -> None:
+        """Adds the gradient of one strip's read to that of the array."""
+        if part.shape == run.box(name).shape:
+            totals[name] = totals[name] + part if name in totals else part
+            return
+        if name not in totals:
+            totals[name] = run.zeros(name)
+        totals[name][strip.reads[name].within(run.box(name)).slices()] += part
+
+
+class _Strip:
+    """One strip made ready: what it reads of each array, and its operators."""
+
+    def __init__(self, strip: Strip, step: Passes, program: Program, device: int) -> None:
+        graph = program.graph
+        self.box = strip.box
+        nodes = [graph.nodes[index] for index in step.nodes]
+        self.reads: dict[str, Box] = {}
+        for arrays, local in zip(step.inputs, strip.locals, strict=True):
+            for array, read in zip(arrays, local.reads, strict=True):
+                if array:
+                    known = self.reads.get(array, Box.empty(read.box.rank))
+                    self.reads[array] = known.hull(read.box)
+        boxes = {node.output: box for node, box in zip(nodes, strip.boxes, strict=True)}
+        for array, read_box in self.reads.items():
+            (have,) = held_boxes((array,), program, device)
+            assert have.contains(read_box), f"{array} holds {have}, a strip reads {read_box}"
+        self.operators: list[Operator] = []
+        for node, arrays, local in zip(nodes, step.inputs, strip.locals, strict=True):
+            have_boxes = [
+                self.reads[array] if array else boxes[name]
+                for array, name in zip(arrays, node.refs, strict=True)
+            ]
+            shape = graph.shape(node.output)
+            self.operators.append(
+                local_operator(local, have_boxes, shape=shape, box=boxes[node.output])
+            )
+        self.drops = self._drops(step, nodes)
+
+    @staticmethod
+    def _drops(step: Passes, nodes: list[Node]) -> list[list[str]]:
+        """After each node, the results inside the chain that nobody needs any more."""
+        last: dict[str, int] = {}
+        for position, (node, arrays) in enumerate(zip(nodes, step.inputs, strict=True)):
+            for array, name in zip(arrays, node.refs, strict=True):
+                if not array:
+                    last[name] = position
+        drops: list[list[str]] = [[] for _ in nodes]
+        for name, position in last.items():
+            drops[position].append(name)
+        return drops
