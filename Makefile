@@ -12,11 +12,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test check pytest bench clean
+.PHONY: help venv demo test check pytest bench check-arm64 clean
 
 help: ## show this list
 	@echo "make targets (PYTHON=$(PYTHON) builds $(VENV)):"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP) ## build .venv with the pinned dependencies
 
@@ -25,6 +25,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
+
+demo: $(STAMP) ## train a detector on four devices and on one, and compare; about two minutes
+	$(BIN)/terrazzo demo $(ARGS)
 
 test: check pytest ## lint, types, import contracts, then all tests
 
@@ -39,6 +42,9 @@ pytest: $(STAMP) ## the tests alone; pass options with ARGS="-k launch"
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python -m terrazzo.bench $(ARGS)
+
+check-arm64: $(STAMP) ## wheels and an emulated core for 64-bit Arm boards; ARGS="--torch 2.9.1"
+	$(BIN)/python tools/check_arm64.py $(ARGS)
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -222,8 +222,8 @@ def agree(value: Value) -> Value:
         return value
     links = connect()
     compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
-    number = links.broadcast(torch.tensor([float(value)], dtype=torch.float64))
-    return type(value)(number.item())
+    kind = torch.float64 if isinstance(value, float) else torch.int64
+    return type(value)(links.broadcast(torch.tensor([value], dtype=kind)).item())
 
 
 # Importing the subpackage bound its name in the package; the name belongs to the function.

@@ -234,7 +234,7 @@ ACTIVATIONS: dict[str, Case | Build] = {
     )
 } | {
     "activation in place": fn(
-        lambda x: F.hardswish(F.silu(F.leaky_relu(F.relu6(x * 2, True), 0.1, True), True), True)
+        lambda x: F.silu(x * 2, True) + F.leaky_relu(x * 3, 0.1, True) * F.hardswish(x - 1, True)
     ),
 }  # fmt: skip
 
@@ -258,9 +258,9 @@ def _shuffled(x: Tensor) -> Tensor:
     return x.view(2, 2, 2, H, W).transpose(1, 2).reshape(2, 4, H, W)
 
 
-def _channels_last(module: nn.Module) -> Build:
+def _channels_last(build: Build) -> Build:
     return lambda: nn.Sequential(
-        Fn(lambda x: x.permute(0, 2, 3, 1)), module, Fn(lambda x: x.permute(0, 3, 1, 2))
+        Fn(lambda x: x.permute(0, 2, 3, 1)), build(), Fn(lambda x: x.permute(0, 3, 1, 2))
     )
 
 
@@ -290,14 +290,25 @@ SHAPES: dict[str, Case | Build] = {
     "flatten positions": Case(fn(lambda x: x.flatten(2).softmax(-1).view(2, 4, H, W)), ends=True),
     "flip": Case(fn(lambda x: x.flip(3) * 2), ends=True),
     "select a row": Case(fn(lambda x: x[:, :, 3].unsqueeze(2) * x), ends=True),
-    "linear": _channels_last(nn.Linear(4, 7)),
-    "layer norm": _channels_last(nn.LayerNorm(4)),
+    "linear": _channels_last(lambda: nn.Linear(4, 7)),
+    "layer norm": _channels_last(lambda: nn.LayerNorm(4)),
     "layer norm over positions": Case(lambda: nn.LayerNorm((4, H, W)), ends=True),
     "softmax": fn(lambda x: x.softmax(1) + x.log_softmax(1)),
-    "softmax last": _channels_last(nn.Softmax(-1)),
+    "softmax last": _channels_last(lambda: nn.Softmax(-1)),
     "softmax over rows": Case(fn(lambda x: x.softmax(2)), ends=True),
     "cumsum": fn(lambda x: x.cumsum(1)),
 }  # fmt: skip
+
+
+class Twice(nn.Module):
+    """One module used twice, at two sizes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(F.max_pool2d(self.module(x).tanh(), 2))
 
 
 class SqueezeExcite(nn.Module):
@@ -342,11 +353,6 @@ def _cumulative() -> nn.Module:
     return norm
 
 
-def _twice() -> nn.Module:
-    norm = nn.BatchNorm2d(4)
-    return nn.Sequential(norm, nn.ReLU(), norm)
-
-
 NORMS: dict[str, Case | Build] = {
     "batch norm": lambda: nn.BatchNorm2d(4),
     "batch norm eval": lambda: nn.BatchNorm2d(4).eval(),
@@ -360,7 +366,7 @@ NORMS: dict[str, Case | Build] = {
     "batch norm before a crop": lambda: nn.Sequential(
         nn.BatchNorm2d(4), Fn(lambda x: x[:, :, 5:9, 30:])
     ),
-    "batch norm twice": _twice,
+    "batch norm twice": lambda: Twice(nn.BatchNorm2d(4)),
     "batch norm 67": Case(
         lambda: nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(2)), maps=((1, 4, 67, 67),)
     ),
@@ -376,13 +382,13 @@ NORMS: dict[str, Case | Build] = {
 
 RANDOM: dict[str, Case | Build] = {
     "dropout": lambda: nn.Dropout(0.3),
-    "dropout of everything": lambda: nn.Dropout(1.0),
     "dropout of channels": lambda: nn.Dropout2d(0.4),
     "dropout in place": fn(lambda x: F.dropout(x * 2, 0.5, True, True)),
     "stochastic depth": fn(lambda x: x * x.new_empty(2, 1, 1, 1).bernoulli_(0.6).div_(0.6)),
     "noise": fn(lambda x: x + torch.rand_like(x) - 0.1 * torch.randn_like(x)),
     "noise by size": fn(lambda x: x * torch.rand(2, 1, H, W) + torch.randn(4, 1, 1)),
     "bernoulli": fn(lambda x: x * torch.bernoulli(x.sigmoid()) + torch.bernoulli(x * 0 + 0.3)),
+    "dropout of everything": lambda: nn.Dropout(1.0),
 }  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import TextIO
 
-from terrazzo.cli import check, run
+from terrazzo.cli import check, completion, demo, report, run
 from terrazzo.errors import TerrazzoError
 
 BAD_USAGE = 2
@@ -18,15 +20,23 @@ BROKEN_PIPE = 141
 DESCRIPTION = "Train one CNN exactly across several small devices."
 EXAMPLES = """\
 examples:
+  terrazzo demo
+      train a small detector on four devices and on one, and compare: about two minutes
   terrazzo check net.py:build --input 2x3x224x224 --on 3
       does this model give the same numbers on three devices as on one?
   terrazzo run --on 3 train.py --epochs 5
       run a training script as three devices on this machine
+  terrazzo report
+      what the latest run did: losses, memory, traffic, time, as words and as a page
+
+Each command has more examples: terrazzo run --help. Start with docs/your-script.md.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 done, 1 found wrong, 2 bad usage."""
+    for stream in (sys.stdout, sys.stderr):
+        _forgive(stream)
     options = parser().parse_args(arguments)
     try:
         return int(options.command(options))
@@ -41,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
+def _forgive(stream: TextIO) -> None:
+    """A terminal without UTF-8 shows a question mark for what it lacks, not a traceback."""
+    if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        stream.reconfigure(errors="replace")
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -52,8 +68,11 @@ def parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"terrazzo {metadata.version('terrazzo')}"
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    demo.add_to(commands)
     check.add_to(commands)
     run.add_to(commands)
+    report.add_to(commands)
+    completion.add_to(commands)
     return top
 
 

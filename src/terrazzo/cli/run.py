@@ -1,4 +1,4 @@
-"""``terrazzo run``: a training script, once per device."""
+"""``terrazzo run``: a training script, once per device, recorded in a folder of its own."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrazzo.cluster import LocalHosts, launch
+from terrazzo.cli.recording import launch_recorded
+from terrazzo.cluster import LaunchResult, LocalHosts, launch
 from terrazzo.errors import UsageError
+from terrazzo.records.run import RunFolder
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+RUNS = Path("runs")
 EXAMPLES = """\
 examples:
   terrazzo run --on 3 train.py --epochs 5
       start train.py three times on this machine, one process per device
   terrazzo run --on 2 --grace 30 train.py
       after a failure give the other device 30 s to save its work
+  terrazzo run --on 2 --run-dir runs/first-try train.py
+      record into that folder; look at it with terrazzo report runs/first-try
 
-Each process gets torchrun's environment variables; terrazzo.init() reads them. The exit status is
-that of the first device that failed (128 + n for signal n), or 0.
+Each process gets torchrun's environment variables; terrazzo.init() reads them. What the devices do
+is recorded in a new folder under runs/, unless --no-record says otherwise. The exit status is that
+of the first device that failed (128 + n for signal n), or 0.
 """
 
 
@@ -41,6 +47,11 @@ def add_to(commands: Commands) -> None:
         metavar="SECONDS",
         help="how long the others may go on after one device failed (default: %(default)g)",
     )
+    recording = parser.add_mutually_exclusive_group()
+    recording.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="record into this folder: new or empty"
+    )
+    recording.add_argument("--no-record", action="store_true", help="record nothing")
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="passed on to the script"
@@ -55,7 +66,26 @@ def run(options: argparse.Namespace) -> int:
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
     command = [sys.executable, options.script, *options.arguments]
-    result = launch(command, hosts.devices, grace_s=options.grace)
+    if options.no_record:
+        result = launch(command, hosts.devices, grace_s=options.grace)
+    else:
+        result = _recorded(command, hosts.devices, options)
     if result.failure:
         print(f"terrazzo: error: {result.failure}", file=sys.stderr)
     return result.exit_status
+
+
+def _recorded(command: list[str], devices: int, options: argparse.Namespace) -> LaunchResult:
+    name = Path(options.script).stem
+    folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
+    try:
+        return launch_recorded(command, devices, folder=folder, name=name, grace_s=options.grace)
+    finally:
+        if folder.has_records:
+            print(
+                f"terrazzo: recorded in {folder.path}; look at it with: "
+                f"terrazzo report {folder.path}",
+                file=sys.stderr,
+            )
+        elif options.run_dir is None:
+            folder.discard()  # the script made no use of Terrazzo: there is nothing to look at

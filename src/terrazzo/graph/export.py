@@ -66,7 +66,9 @@ def _read(model: nn.Module, reader: Reader) -> Export:
     """What the reader stumbles over is a limit of ours, and told as one."""
     try:
         return reader.read()
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except ModelError:
+        raise
+    except Exception as error:
         raise ModelError(
             f"{type(model).__name__} holds something that is not understood: {error!r}. Wrap a "
             "smaller part of it (model.backbone = tz.parallelize(...))."
@@ -262,6 +264,7 @@ class Reader:
     def _parts(self, node: FxNode, names: dict[FxNode, Argument]) -> dict[int, str]:
         """Names the outputs in use, and teaches ``names`` what they are called."""
         value = node.meta["val"]
+        _refuse_symbols(node, value)
         if isinstance(value, torch.Tensor):
             names[node] = Ref(node.name)
             self._add_value(node.name, value)
@@ -340,6 +343,17 @@ def _buffer_like(values: Mapping[str, Value], node: Node) -> torch.Tensor:
     assert isinstance(argument, Ref)
     value = values[argument.name]
     return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
+
+
+def _refuse_symbols(node: FxNode, value: Any) -> None:
+    """A size or a number that only data can tell: another one at every call."""
+    sizes = [size for part in pytree.tree_leaves(value) for size in getattr(part, "shape", (part,))]
+    if any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes):
+        raise ModelError(
+            f"{_layer(node) or node.name} ({node.target}) has a size or a number that depends on "
+            "data. Wrap only the part with fixed shapes (model.backbone = tz.parallelize(...)) and "
+            "leave the rest ordinary PyTorch."
+        )
 
 
 def _layer(node: FxNode) -> str:

@@ -24,7 +24,7 @@ def plan_graph(
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
     chosen = _layout(graph, devices, layout)
-    ends = _ends(graph, groups)
+    ends = _ends(graph, groups, behind=passes > 0)
     return Plan(
         graph=graph.digest,
         devices=devices,
@@ -57,32 +57,38 @@ def best_grid(graph: Graph, devices: int) -> Layout:
     return Layout.tiles(rows, cols)
 
 
-def _ends(graph: Graph, groups: Groups) -> list[int]:
+def _ends(graph: Graph, groups: Groups, *, behind: bool) -> list[int]:
     """The indices of the nodes that end groups."""
     final = len(graph.nodes) - 1
     if groups in ("auto", "each"):
-        return _even_ends(graph, sum(windowed(node, graph) for node in graph.nodes) or 1)
+        count = sum(windowed(node, graph) for node in graph.nodes) or 1
+        return _even_ends(graph, count, behind=behind)
     if groups == "one":
         return [final]
     if isinstance(groups, str) and groups.isdigit():
         groups = int(groups)
     if isinstance(groups, int):
-        return _even_ends(graph, groups)
+        return _even_ends(graph, groups, behind=behind)
     names = groups.split(",") if isinstance(groups, str) else list(groups)
     ends = {_layer_end(graph, name) for name in names}
     return sorted(ends | {final})
 
 
-def _even_ends(graph: Graph, count: int) -> list[int]:
-    """Groups with equal numbers of windowed operators, the ones that need halos."""
+def _even_ends(graph: Graph, count: int, *, behind: bool) -> list[int]:
+    """Groups with equal numbers of windowed operators, the ones that need halos.
+
+    A group ends just before the next such operator, or right behind its own last one: then what
+    is kept between groups are results of convolutions, from which the cheap rest is made again.
+    """
     heads = [index for index, node in enumerate(graph.nodes) if windowed(node, graph)]
     if not 1 <= count <= max(len(heads), 1):
         raise PlanError(
             f"groups={count}: the model has {len(heads)} operators with windows, so a number from "
             f"1 to {max(len(heads), 1)} makes sense"
         )
-    starts = [heads[position * len(heads) // count] for position in range(1, count)]
-    return [*(start - 1 for start in starts), len(graph.nodes) - 1]
+    cuts = [position * len(heads) // count for position in range(1, count)]
+    ends = [heads[cut - 1] if behind else heads[cut] - 1 for cut in cuts]
+    return [*ends, len(graph.nodes) - 1]
 
 
 def _layer_end(graph: Graph, name: str) -> int:

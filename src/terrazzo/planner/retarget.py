@@ -22,7 +22,10 @@ def retarget(plan: Plan, old: Graph, new: Graph) -> Plan:
     for group in plan.groups:
         end = old.producer[group.last]
         done = sum(index <= end for index in before)
-        last = after[done] - 1 if done < len(after) else len(new.nodes) - 1
+        if done and before[done - 1] == end and done <= len(after):
+            last = after[done - 1]  # right behind a convolution, as groups with passes end
+        else:
+            last = after[done] - 1 if done < len(after) else len(new.nodes) - 1
         if last >= 0:
             groups[last] = replace(group, last=new.nodes[last].output)
     final = len(new.nodes) - 1

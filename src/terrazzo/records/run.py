@@ -19,6 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,10 @@ class RunFolder:
         return any(path.stat().st_size for path in self.path.glob("*.jsonl"))
 
     def discard(self) -> None:
-        """Removes a folder in which nothing was recorded."""
+        """Removes a folder in which nothing was recorded, and its parent if nothing else is there."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
 
 
 def _same_version(path: Path, text: str) -> None:

@@ -45,7 +45,11 @@ def linear_axis(values: Sequence[float], *, from_zero: bool = False, most: int =
     low = min(low, 0.0) if from_zero else low
     if low == high:
         high = low + 1.0
-    return Axis(low, high, [(mark, f"{mark:g}") for mark in ticks(low, high, most)])
+    marks = ticks(low, high, most)
+    if from_zero and len(marks) > 1 and marks[-1] < high:  # end on a round number
+        marks.append(round(2 * marks[-1] - marks[-2], 12))
+        high = marks[-1]
+    return Axis(low, high, [(mark, f"{mark:g}") for mark in marks])
 
 
 def log_axis(low_power: int, high_power: int, every: int) -> Axis:

@@ -8,6 +8,7 @@
   const STEPS = [1, 2, 5, 10];
 
   function words(seconds) {
+    if (seconds === 0) return "0 s";
     if (seconds >= 1) return +seconds.toFixed(3) + " s";
     if (seconds >= 1e-3) return +(seconds * 1e3).toFixed(2) + " ms";
     return Math.round(seconds * 1e6) + " \u00b5s";
@@ -20,7 +21,7 @@
     const step = scale * STEPS.find((part) => scale * part >= raw);
     group.replaceChildren();
     for (let at = 0; at < total * 0.97; at += step) {
-      const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+      const text = document.createElementNS(svg.namespaceURI, "text");
       text.setAttribute("x", (100 * at) / total + "%");
       text.setAttribute("y", "11");
       text.textContent = words(at);

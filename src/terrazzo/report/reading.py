@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +18,13 @@ from terrazzo.records.event import Event, read_events
 from terrazzo.records.run import Run, RunFolder, read_losses
 from terrazzo.report.memory import Memory, memory_of
 from terrazzo.report.steps import Step, steps_of
+from terrazzo.report.traffic import sent_bytes
 
 ALONE = "alone"
 """The folder, inside a run's own, of the same script on one device."""
+
+MOST_EVENT_BYTES = 64 << 20
+"""Events beyond this are sampled: a report must fit into memory, whatever the run."""
 
 Record = TypeVar("Record")
 
@@ -56,7 +59,7 @@ class Reading:
         return cls(
             path=path,
             run=run,
-            events=tuple(read_events(path)),
+            events=_events(path),
             losses=read_losses(path / "losses.jsonl"),
             plan=_record(path / "plan.json", Plan.from_json),
             graph=_record(path / "graph.json", Graph.from_json),
@@ -98,14 +101,8 @@ class Reading:
 
     @cached_property
     def sent_bytes(self) -> dict[int, dict[str, float]]:
-        """Per device and kind, the payload of a settled step on average."""
-        steps = self.settled
-        found = {device: defaultdict[str, float](float) for device in range(self.devices)}
-        for step in steps:
-            for span in step.spans:
-                if span.bytes:
-                    found[span.device][span.kind] += span.bytes / len(steps)
-        return {device: dict(kinds) for device, kinds in found.items()}
+        """Per device and kind, the payload of a step on average."""
+        return sent_bytes(self.events, self.settled, self.devices)
 
     @cached_property
     def loss_gaps(self) -> dict[int, float]:
@@ -116,6 +113,17 @@ class Reading:
         return {
             step: _gap(loss, others[step]) for step, loss in self.losses.items() if step in others
         }
+
+
+def _events(path: Path) -> tuple[Event, ...]:
+    """All events; of a very long run the notes, the first steps and pairs of later ones."""
+    size = sum(file.stat().st_size for file in path.glob("events-*.jsonl"))
+    every = -(-size // MOST_EVENT_BYTES)
+    return tuple(
+        event
+        for event in read_events(path)
+        if every <= 1 or event.kind == "note" or event.call <= 20 or event.call % (2 * every) < 2
+    )
 
 
 def _gap(one: float, other: float) -> float:

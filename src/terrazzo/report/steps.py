@@ -66,7 +66,7 @@ class Step:
                 mine = (span.device, *key)
                 met[(*key, seen[mine])].append(span)
                 seen[mine] += 1
-        found = {}
+        found: dict[Event, float] = {}
         for spans in met.values():
             if len(spans) == self.devices:
                 last_s = max(span.begin_s for span in spans)

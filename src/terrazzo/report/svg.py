@@ -13,7 +13,7 @@ class Markup(str):
     __slots__ = ()
 
 
-def tag(name: str, *children: str, **attributes: object) -> Markup:
+def tag(name: str, /, *children: str, **attributes: object) -> Markup:
     """``tag("rect", x=3, class_="tile")``: a trailing underscore keeps clear of Python's words."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'

@@ -99,24 +99,23 @@ def _rects(step: Step, span: Event) -> list[Markup]:
     """A span, with the part it waited drawn apart."""
     waited = step.waiting_s.get(span, 0.0)
     story = tag("title", _story(span, waited))
-    found = []
-    for kind, begin_s, length_s in (
+    parts = [
         ("waiting", span.begin_s, waited),
         (span.kind, span.begin_s + waited, span.seconds - waited),
-    ):
-        if length_s > 0:
-            found.append(
-                tag(
-                    "rect",
-                    story,
-                    class_=kind,
-                    height=ROW_PX,
-                    y=_top(span.device),
-                    x=percent((begin_s - step.begin_s) / step.seconds),
-                    width=percent(length_s / step.seconds),
-                )  # fmt: skip
-            )
-    return found
+    ]
+    return [
+        tag(
+            "rect",
+            story,
+            class_=kind,
+            x=percent((begin_s - step.begin_s) / step.seconds),
+            y=_top(span.device),
+            width=percent(length_s / step.seconds),
+            height=ROW_PX,
+        )
+        for kind, begin_s, length_s in parts
+        if length_s > 0
+    ]
 
 
 def _story(span: Event, waited_s: float) -> str:

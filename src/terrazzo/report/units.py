@@ -18,6 +18,8 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     """``85 µs``, ``3.4 ms``, ``1.25 s``, ``2 min 5 s``."""
     size = abs(seconds)
+    if size == 0:
+        return "0 s"
     if size >= 120:
         return f"{int(seconds // 60)} min {seconds % 60:.0f} s"
     if size >= 1:

@@ -101,7 +101,7 @@ def compare(links: Links, note: Note, *, explain: str) -> list[float]:
     kinds, calls, subjects = rows[:, 0], rows[:, 1], rows[:, 2]
     same = bool((kinds == kinds[0]).all() and (calls == calls[0]).all())
     if not same or not bool((subjects == subjects[0]).all()):
-        raise _disagreement(links, explain, "the devices are not doing the same thing")
+        raise _disagreement(links, explain, _who_differs(rows[:, :3]))
     if not _close(rows[:, 4:], note.tolerance):
         raise _disagreement(links, explain, _what_differs(note.kind))
     flags: list[float] = rows[:, 3].tolist()
@@ -120,11 +120,24 @@ def _close(digests: Tensor, tolerance: float) -> bool:
     return bool(same_norm and (spread <= tolerance * norm).all())
 
 
+def _who_differs(rows: Tensor) -> str:
+    """Names the devices that are not with the majority, or with device 0 if there is none."""
+    counts = (rows.unsqueeze(0) == rows.unsqueeze(1)).all(2).sum(1)
+    usual = rows[int(counts.argmax())]
+    odd = [str(device) for device, row in enumerate(rows) if not bool((row == usual).all())]
+    who = f"device {odd[0]} differs" if len(odd) == 1 else f"devices {', '.join(odd)} differ"
+    return (
+        f"the devices are not doing the same thing: {who} from the others, in what they call or in "
+        "a mode, a setting, a frozen layer, autocast or an input's requires_grad"
+    )
+
+
 def _what_differs(kind: float) -> str:
     if kind == BACKWARD:
         return (
             "the gradients that come into net differ between devices, so the targets or the loss "
-            "do: give every device the same y (tz.feed does), and the same loss"
+            "do, or weights have drifted apart: give every device the same y (tz.feed does), the "
+            "same loss and the same learning rate"
         )
     return (
         "the batches given to net differ between devices: read on one device with "

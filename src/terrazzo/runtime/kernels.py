@@ -140,6 +140,14 @@ def adaptive_max(x: Tensor, cells: tuple[tuple[tuple[int, int], ...], ...]) -> T
     )
 
 
+def max_values(x: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return torch.max(x, dim, keepdim).values
+
+
+def min_values(x: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return torch.min(x, dim, keepdim).values
+
+
 def copy(target: Tensor, source: Tensor) -> Tensor:
     """What an assignment into a slice leaves there."""
     return source.to(target.dtype).expand(target.shape)
@@ -284,9 +292,9 @@ def randn(site: Site, shape: Any, dtype: torch.dtype, index: int) -> Tensor:
 KERNELS: dict[str, Kernel] = {
     f"terrazzo.{kernel.__name__}": kernel
     for kernel in (
-        avg_pool, copy, take, bilinear, adaptive_avg, adaptive_max, part_mean, part_sum, part_power,
-        root, part_amax, part_amin, part_first_max, part_loss, part_cross_entropy, part_nll, negate,
-        quotient, numerator,
+        avg_pool, copy, max_values, min_values, take, bilinear, adaptive_avg, adaptive_max,
+        part_mean, part_sum, part_power, root, part_amax, part_amin, part_first_max, part_loss,
+        part_cross_entropy, part_nll, negate, quotient, numerator,
     )
 } | {"terrazzo.adaptive_max_pool2d": adaptive_max_whole}  # fmt: skip
 

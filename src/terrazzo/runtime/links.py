@@ -105,10 +105,11 @@ class Links:
         return Pending(self, work, tensor)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """One device's tensor, in place on all."""
-        if self.devices > 1:
+        """One device's tensor, in place on all; as bytes, because gloo knows few dtypes."""
+        if self.devices > 1 and tensor.numel():
+            data = tensor.view(-1).view(torch.uint8)
             with self._guard():
-                dist.broadcast(tensor, source, group=self._small)
+                dist.broadcast(data, source, group=self._small)
         return tensor
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
@@ -173,13 +174,13 @@ class Links:
         """What devices that gave up wrote into the store."""
         found: dict[int, str] = {}
         deadline = time.monotonic() + 0.5
-        while not found and time.monotonic() < deadline:
-            for device in range(self.devices):
-                with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the store may be gone as well
+            while not found and time.monotonic() < deadline:
+                for device in range(self.devices):
                     key = f"terrazzo/failed/{device}"
                     if device != self.device and self._store.check([key]):
                         found[device] = self._store.get(key).decode()
-            time.sleep(0.05)
+                time.sleep(0.05)
         return found
 
     def _roll_call(self) -> list[int]:

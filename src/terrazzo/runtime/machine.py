@@ -139,9 +139,11 @@ class Machine:
     def find_nan(self, run: Run, leaves: Mapping[str, Tensor]) -> NotANumber:
         """Runs forward once more, all devices together, to name where NaN first appears."""
         run.held.update(leaves)
-        bad = [name for name, given in run.given.items() if _has_nan(given.tensor)]
-        if bad:
-            return NotANumber(f"the batch itself holds NaN (input {bad[0]!r}): look at the data")
+        bad = [float(_has_nan(given.tensor)) for given in run.given.values()]
+        everywhere = self.links.gather(torch.tensor([*bad, 0.0]), counted=False).amax(0)
+        for name, flag in zip(run.given, everywhere.tolist(), strict=False):
+            if flag:
+                return NotANumber(f"the batch itself holds NaN (input {name!r}): look at the data")
         for index, step in enumerate(self.steps):
             step.forward(run)
             found = [

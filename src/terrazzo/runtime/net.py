@@ -158,6 +158,8 @@ class Net(nn.Module):
         return ready
 
     def _make_ready(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Ready:
+        same = Note(FORWARD, self.calls, fingerprint(self._key(leaves, tree)), NOTHING)
+        compare(self._links, same, explain=f"preparing for {_story(leaves, self)}")
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
         exported = export_together(self._model, self._links, args=args, kwargs=kwargs)
@@ -192,7 +194,7 @@ class Net(nn.Module):
             for leaf in leaves
         )
         precision = tuple({str(p.dtype): None for p in self._model.parameters()})
-        settings = tuple(_settings(module) for module in self._model.modules())
+        settings = tuple(_settings(*named) for named in self._model.named_modules())
         return described, str(tree), settings, precision
 
     def boxes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Box, ...]]:
@@ -261,14 +263,14 @@ PLAIN = (bool, int, float, str, tuple, type(None))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _settings(module: nn.Module) -> tuple[object, ...]:
+def _settings(layer: str, module: nn.Module) -> tuple[object, ...]:
     """The plain attributes of a layer: a graph is made for their values."""
     attributes = vars(module)
     for hooks in HOOKS:
         if attributes.get(hooks):
             raise UsageError(
-                f"a {type(module).__name__} has a hook ({hooks[1:]}), which a net would not call: "
-                "remove it, or put the layer outside of the part that is parallelized"
+                f"{layer or 'the model'} ({type(module).__name__}) has a hook ({hooks[1:]}), which "
+                "a net would not call: remove it, or leave the layer out of what is parallelized"
             )
     plain = tuple(
         (name, repr(value) if isinstance(value, tuple) else value)
@@ -311,10 +313,13 @@ class Call:
         self.number = net.calls
         self.links: Links = net.links
         graph = ready.graph
+        named = {name: leaf for name, leaf in zip(graph.inputs, leaves, strict=True) if name}
+        _check_parts(named, self.machine, self.links)
         self.given = {
-            name: _given(leaf, graph.shape(name), self.machine, name, self.links.device)
-            for name, leaf in zip(graph.inputs, leaves, strict=True)
-            if name
+            name: Given(leaf.tensor, leaf.box)
+            if isinstance(leaf, Part)
+            else Given(leaf, Box.whole(graph.shape(name)))
+            for name, leaf in named.items()
         }
         self.state = {name: get() for name, get in ready.state.items()}
         self.with_grad = torch.is_grad_enabled()
@@ -463,14 +468,20 @@ def _autocast(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-def _given(leaf: Any, shape: tuple[int, ...], machine: Machine, name: str, device: int) -> Given:
-    """An input as the steps read it."""
-    if isinstance(leaf, Part):
+def _check_parts(inputs: Mapping[str, Any], machine: Machine, links: Links) -> None:
+    """Every device holds what its steps read, or all are told who does not."""
+    parts = {name: leaf for name, leaf in inputs.items() if isinstance(leaf, Part)}
+    if not parts:
+        return
+    problem = ""
+    for name, part in parts.items():
         boxes = machine.program.given.get(name)
-        if boxes and not leaf.box.contains(boxes[device]):
-            raise UsageError(
-                f"input {name!r} holds {leaf.box} of {list(leaf.shape)}, this net needs "
-                f"{boxes[device]}: it was fed for another plan. Feed it with tz.feed(loader, net)."
+        if boxes and not part.box.contains(boxes[links.device]):
+            problem = (
+                f"input {name!r} holds {part.box} of {list(part.shape)}, this net needs "
+                f"{boxes[links.device]}"
             )
-        return Given(leaf.tensor, leaf.box)
-    return Given(leaf, Box.whole(shape))
+    flags = links.gather(torch.tensor([float(bool(problem))]), counted=False)
+    if bool(flags.any()):
+        told = problem or f"device {int(flags.flatten().argmax())} holds another part than it needs"
+        raise UsageError(f"{told}: it was fed for another plan. Feed it with tz.feed(loader, net).")

@@ -54,13 +54,17 @@ class Operator:
         if not self.prepare and self.op in OVERWRITING and slope >= 0:
             self.call = kernel(OVERWRITING[self.op])
 
+    def ready(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors as the call takes them: sliced to what it reads, padded at the border."""
+        if not self.prepare:
+            return tensors
+        return [
+            _prepared(tensor, slices, pad, self.fill)
+            for tensor, (slices, pad) in zip(tensors, self.prepare, strict=True)
+        ]
+
     def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
-        if self.prepare:
-            tensors = [
-                _prepared(tensor, slices, pad, self.fill)
-                for tensor, (slices, pad) in zip(tensors, self.prepare, strict=True)
-            ]
-        args = _filled(self.args, iter(tensors))
+        args = _filled(self.args, iter(self.ready(tensors)))
         site = (draw(self.shape, self.box),) if self.draws else ()
         result = self.call(*site, *args)
         if self.crop and result.shape != self.keeps:  # a slice of everything is not free

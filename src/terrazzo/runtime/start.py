@@ -34,19 +34,19 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         raise LaunchError(
             "this build of torch has no torch.distributed: install one that has it (see the docs)"
         )
-    # Only now: a build without torch.distributed has neither.
+    # Only now: a build without torch.distributed has none.
     from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
 
     device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     limit = timedelta(seconds=timeout_s)
     try:
-        store, *_ = next(rendezvous("env://", device, devices, timeout=limit))
+        store = _meeting_point(environment, limit)
     except Exception as error:
         where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         raise LaunchError(
-            f"device {device} could not reach the meeting point {where} within {timeout_s:g} s: "
-            "is device 0 running, and is the address right?"
+            f"device {device} could not reach the meeting point {where} within {timeout_s:g} s "
+            f"({str(error).splitlines()[0]}): is device 0 running, is the address right, and is "
+            "the port free?"
         ) from error
     _wait_for_all(PrefixStore("terrazzo/join", store), device, devices, timeout_s)
     dist.init_process_group(
@@ -55,6 +55,26 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         rank=device,
         world_size=devices,
         timeout=limit,
+    )
+
+
+def _meeting_point(environment: Mapping[str, str], limit: timedelta) -> Store:
+    """The store where devices find each other; device 0 hosts it, unless torchrun does."""
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.rendezvous import rendezvous
+
+    device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store = next(rendezvous("env://", device, devices, timeout=limit))[0]
+        return store
+    return TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        devices,
+        is_master=device == 0,
+        timeout=limit,
+        wait_for_workers=False,  # it could not say who is missing
+        multi_tenant=True,
     )
 
 

@@ -107,7 +107,7 @@ class Lowering:
                 continue
             if producer is None:
                 self._take(name, group, needed)
-            else:
+            elif name in self.arrays:  # or it is computed again where it is read
                 moves.append((name, needed))
         made = [self._move(name, group, needed) for name, needed in sorted(moves)]
         if any(made):
@@ -160,7 +160,8 @@ class Lowering:
         if name in self.tiling.spread:
             producer = self.graph.producer.get(name)
             inside = producer is not None and self.tiling.groups[producer] == group
-            return name if inside else self.bound[name, group]
+            alone = self.plan.devices == 1 and producer is not None
+            return name if inside or alone else self.bound[name, group]
         if (name, "spread") not in self.bound:
             if any(name in apply.outputs for apply in self.pending):
                 self._flush()

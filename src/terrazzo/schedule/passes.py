@@ -10,42 +10,60 @@ from __future__ import annotations
 
 from terrazzo.geometry import Box, cut
 from terrazzo.graph.rules import LOCAL, Local, rule_for
-from terrazzo.records import Node, Ref
+from terrazzo.graph.rules.windows import pair
+from terrazzo.records import Graph, Node, Ref
+from terrazzo.records.graph import BYTES
 from terrazzo.schedule.program import Strip
 from terrazzo.schedule.tiling import Tiling
 
 HEAVY = frozenset(
-    "conv2d conv_transpose2d linear max_pool2d avg_pool2d adaptive_avg_pool2d "
-    "adaptive_max_pool2d".split()
+    "conv2d linear max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d".split()
 )
+STRIP_BYTES = 4 << 20
+"""A strip of less is not worth a pass of its own: small maps are cheap to hold."""
 
 
-def is_heavy(node: Node) -> bool:
+def is_heavy(node: Node, graph: Graph) -> bool:
     """Whether computing a result twice costs more than keeping it for a while."""
-    return node.op.split(".")[1] in HEAVY
+    kind = node.op.split(".")[1]
+    if kind == "conv_transpose2d":  # without overlap each output has one tap: cheap
+        return pair(node.args[3]) != tuple(graph.shape(node.refs[1])[2:])
+    return kind in HEAVY
 
 
 def materialised(tiling: Tiling, index: int) -> bool:
-    """Whether the result of a split node of a group with passes becomes an array."""
+    """Whether the result of a split node of a group with passes becomes an array.
+
+    Alone, nothing is ever exchanged, so a cheap result is computed again in other groups too.
+    """
     node, group = tiling.graph.nodes[index], tiling.groups[index]
-    if is_heavy(node) or Ref(node.output) in tiling.graph.outputs:
+    if is_heavy(node, tiling.graph) or Ref(node.output) in tiling.graph.outputs:
         return True
     return any(
-        tiling.groups[reader] != group or tiling.placed[reader].role != LOCAL
+        tiling.placed[reader].role != LOCAL or not _shares(tiling, tiling.groups[reader], group)
         for reader in tiling.graph.consumers.get(node.output, ())
     )
 
 
+def _shares(tiling: Tiling, one: int, other: int) -> bool:
+    """Whether a chain may run from one group into another."""
+    if one == other:
+        return True
+    groups = tiling.plan.groups
+    return tiling.plan.devices == 1 and groups[one].passes > 0 and groups[other].passes > 0
+
+
 def chain(tiling: Tiling, index: int) -> tuple[int, ...]:
-    """A node and the cheap nodes of its group that it reads, directly or not, in order."""
+    """A node and the cheap nodes that it reads, directly or not, in order."""
     graph, group = tiling.graph, tiling.groups[index]
     found, waiting = {index}, [index]
     while waiting:
         for name in graph.nodes[waiting.pop()].refs:
             producer = graph.producer.get(name)
-            if producer is None or producer in found or tiling.groups[producer] != group:
+            if producer is None or producer in found:
                 continue
-            if tiling.placed[producer].role == LOCAL and not materialised(tiling, producer):
+            inlined = tiling.placed[producer].role == LOCAL and not materialised(tiling, producer)
+            if inlined and _shares(tiling, tiling.groups[producer], group):
                 found.add(producer)
                 waiting.append(producer)
     return tuple(sorted(found))
@@ -60,7 +78,9 @@ def strips(tiling: Tiling, nodes: tuple[int, ...], *, box: Box, passes: int) -> 
     if rows < 0:
         rows = max(range(box.rank), key=lambda dim: box.shape[dim])
     start, extent = box.spans[rows][0], box.shape[rows]
-    spans = [span for span in cut(extent, (1,) * min(passes, extent)) if span[0] < span[1]]
+    weight = box.size * BYTES[tiling.graph.values[target].dtype]
+    count = min(passes, extent, max(weight // STRIP_BYTES, 1))
+    spans = cut(extent, (1,) * count)
     return tuple(
         _strip(tiling, nodes, box.replace(rows, (start + low, start + high))) for low, high in spans
     )

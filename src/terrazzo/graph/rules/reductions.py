@@ -7,6 +7,7 @@ device over what it owns, combined into a result that all devices hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf, prod
 
 from terrazzo.geometry import Box
@@ -179,18 +180,22 @@ for _op in ("var.correction", "var.dim", "std.correction", "std.dim"):
     _add(f"aten.{_op}", Fold(dims=1, keepdim=3, partial=""))
 
 
-def _values_only(rule: Rule) -> Rule:
+def _values_only(kernel: str) -> Rule:
     """max and min along a dimension: local while nobody asks where the extreme was."""
+    fold = Fold(dims=1, keepdim=2, partial="")
 
     def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
         alone = len(node.outputs) == 1 and node.output != ""
-        return rule.place(node, graph, axes) if alone else whole(node, graph)
+        return fold.place(node, graph, axes) if alone else whole(node, graph)
 
-    return Rule(place=place, local=rule.local)
+    def local(node: Node, graph: Graph, box: Box) -> Local:
+        return replace(fold.local(node, graph, box), op=kernel)
+
+    return Rule(place=place, local=local)
 
 
-for _op in ("max.dim", "min.dim"):
-    TABLE.add(_values_only(Fold(dims=1, keepdim=2, partial="").rule()), f"aten.{_op}")
+TABLE.add(_values_only("terrazzo.max_values"), "aten.max.dim")
+TABLE.add(_values_only("terrazzo.min_values"), "aten.min.dim")
 
 
 def global_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:

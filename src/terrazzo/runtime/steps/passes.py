@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from terrazzo.geometry import Box
+from terrazzo.graph.rules import Local
 from terrazzo.records import Node
 from terrazzo.runtime.operators import Operator, local_operator
 from terrazzo.runtime.steps.compute import held_boxes
@@ -38,13 +41,19 @@ class PassesStep:
         return run.held[name][strip.reads[name].within(run.box(name)).slices()]
 
     def _compute(self, run: Run, strip: _Strip, tensors: dict[str, Tensor]) -> Tensor:
+        return self._chain(run, strip, tensors, len(self.nodes))[self.nodes[-1].output]
+
+    def _chain(
+        self, run: Run, strip: _Strip, tensors: dict[str, Tensor], count: int
+    ) -> dict[str, Tensor]:
+        """The first operators of the chain; gives what is left to read of their results."""
         inside: dict[str, Tensor] = {}
-        for position, node in enumerate(self.nodes):
+        for position, node in enumerate(self.nodes[:count]):
             result = strip.operators[position](self._arguments(position, tensors, inside), run.site)
             inside[node.output] = result if node.gradient else result.detach()
             for name in strip.drops[position]:
                 del inside[name]
-        return inside[self.nodes[-1].output]
+        return inside
 
     def _arguments(
         self, position: int, tensors: dict[str, Tensor], inside: dict[str, Tensor]
@@ -59,18 +68,44 @@ class PassesStep:
         grad, held = run.gradient(target), run.box(target)
         totals: dict[str, Tensor] = {}
         for strip in self.strips:
-            piece = Piece.open(run.torch_device)
-            with torch.enable_grad(), run.precision():
-                tensors = {}
-                for name in strip.reads:
-                    tensor = self._read(run, strip, name)
-                    tensors[name] = piece.enter(name, tensor) if name in run.live else tensor
-                piece.leave(LAST, self._compute(run, strip, tensors))
-            found = piece.backward({LAST: grad[strip.box.within(held).slices()]})
-            for name, part in found.items():
-                self._gather(run, totals, name, strip, part)
+            part = grad[strip.box.within(held).slices()]
+            for name, found in self._strip_backward(run, strip, part).items():
+                self._gather(run, totals, name, strip, found)
         for name, total in totals.items():
             run.add(name, total)
+
+    def _strip_backward(self, run: Run, strip: _Strip, grad: Tensor) -> Mapping[str, Tensor]:
+        """Computes one strip again, this time with autograd, and differentiates it."""
+        piece = Piece.open(run.torch_device)
+        with torch.enable_grad(), run.precision():
+            tensors = {}
+            for name in strip.reads:
+                tensor = self._read(run, strip, name)
+                tensors[name] = piece.enter(name, tensor) if name in run.live else tensor
+            if run.autocast is None and strip.ends_in_convolution:
+                return self._convolution_backward(run, strip, piece, tensors, grad)
+            piece.leave(LAST, self._compute(run, strip, tensors))
+        return piece.backward({LAST: grad})
+
+    def _convolution_backward(
+        self, run: Run, strip: _Strip, piece: Piece, tensors: dict[str, Tensor], grad: Tensor
+    ) -> Mapping[str, Tensor]:
+        """The gradient of a convolution does not need its result, which is most of the work."""
+        inside = self._chain(run, strip, tensors, len(self.nodes) - 1)
+        call, arrays = strip.operators[-1], self.step.inputs[-1]
+        x, weight, *bias = call.ready(self._arguments(-1, tensors, inside))
+        piece.leave(LAST, x)
+        wanted = [x.requires_grad, arrays[1] in run.live, bool(bias) and arrays[2] in run.live]
+        stride, padding, dilation, groups = call.args[3:7]
+        gx, gw, gb = torch.ops.aten.convolution_backward(
+            grad.contiguous(), x.detach(), weight.detach(), [weight.shape[0]] if bias else None,
+            stride, padding, dilation, False, [0, 0], groups, wanted,
+        )  # fmt: skip
+        found = dict(piece.backward({LAST: gx})) if wanted[0] else {}
+        for name, part, asked in zip(arrays[1:], (gw, gb), wanted[1:], strict=False):
+            if asked:
+                found[name] = found[name] + part if name in found else part
+        return found
 
     def _gather(
         self, run: Run, totals: dict[str, Tensor], name: str, strip: _Strip, part: Tensor
@@ -82,6 +117,20 @@ class PassesStep:
         if name not in totals:
             totals[name] = run.zeros(name)
         totals[name][strip.reads[name].within(run.box(name)).slices()] += part
+
+
+def is_plain_convolution(call: Operator, local: Local, box: Box) -> bool:
+    """Whether an operator is a convolution whose result is just the box, nothing cropped off."""
+    if call.op != "aten.conv2d.default":
+        return False
+    _, _, _, stride, padding, dilation, _ = call.args
+    read, kernel = local.reads[0], local.reads[1].box.shape[2:]
+    for dim in (0, 1):
+        extent = read.box.shape[dim - 2] + sum(read.pad[dim - 2]) + 2 * padding[dim]
+        made = (extent - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1
+        if made != box.shape[dim - 2]:
+            return False
+    return True
 
 
 class _Strip:
@@ -112,6 +161,9 @@ class _Strip:
                 local_operator(local, have_boxes, shape=shape, box=boxes[node.output])
             )
         self.drops = self._drops(step, nodes)
+        self.ends_in_convolution = is_plain_convolution(
+            self.operators[-1], strip.locals[-1], strip.box
+        )
 
     @staticmethod
     def _drops(step: Passes, nodes: list[Node]) -> list[list[str]]:

@@ -1,0 +1,35 @@
+"""Recording: a launch whose beginning and end are written into a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from terrazzo.cluster import LaunchResult, launch
+from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
+
+RUN_FOLDER = "TERRAZZO_RUN"
+"""The variable in which ``terrazzo.init`` finds the folder; the same name as there."""
+
+
+def launch_recorded(
+    command: Sequence[str],
+    devices: int,
+    *,
+    folder: RunFolder,
+    name: str,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = 10.0,
+    output: Callable[[int, str], None] | None = None,
+) -> LaunchResult:
+    """Launches a command with the devices' records in ``folder``."""
+    run = Run.begin(name, command, devices)
+    folder.write(run)
+    given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
+    try:
+        result = launch(command, devices, env=given, grace_s=grace_s, output=output)
+    except KeyboardInterrupt:
+        folder.write(run.end(INTERRUPTED))
+        raise
+    failure = str(result.failure) if result.failure else ""
+    folder.write(run.end(DONE if result.ok else FAILED, failure))
+    return result

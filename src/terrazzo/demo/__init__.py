@@ -1,0 +1,1 @@
+"""The demo: a small detector trained on several devices and on one, side by side."""
