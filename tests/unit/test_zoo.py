@@ -12,6 +12,7 @@ from terrazzo import zoo
 from terrazzo.errors import UsageError
 from terrazzo.zoo.boxes import boxes_of, overlaps, split_prediction
 from terrazzo.zoo.convnext import RandomDepth
+from terrazzo.zoo.precision import mean_average_precision
 from terrazzo.zoo.unet import unet
 from terrazzo.zoo.yolo import ANCHORS_SMALL, YoloLoss, decode, yolov2, yolov2_front, yolov2_small
 
@@ -175,6 +176,39 @@ def test_suppressed_box_suppresses_nothing() -> None:
 def test_prediction_with_wrong_channels_is_refused() -> None:
     with pytest.raises(UsageError, match="5 anchors"):
         decode(torch.zeros(1, 41, 3, 3), ANCHORS_SMALL)
+
+
+# ---- average precision -------------------------------------------------------------------
+
+TRUE = torch.tensor([[0, 0.2, 0.2, 0.2, 0.2], [0, 0.7, 0.7, 0.2, 0.2], [-1, 0, 0, 0, 0]])
+HIT = [0, 0.9, 0.2, 0.2, 0.2, 0.2]
+OTHER_HIT = [0, 0.3, 0.7, 0.7, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([HIT, OTHER_HIT], 1.0),
+        ([HIT], 0.5),
+        ([], 0.0),
+        ([HIT, [0, 0.8, 0.2, 0.2, 0.2, 0.2], OTHER_HIT], 0.5 + 0.5 * 2 / 3),  # seen twice
+        ([[0, 0.95, 0.5, 0.1, 0.1, 0.1], HIT, OTHER_HIT], 2 / 3),  # a false one on top
+        ([HIT, OTHER_HIT, [0, 0.1, 0.5, 0.1, 0.1, 0.1]], 1.0),  # a false one at the end
+        ([[1, 0.9, 0.2, 0.2, 0.2, 0.2], OTHER_HIT], 0.5),  # of another class
+        ([[0, 0.9, 0.29, 0.2, 0.2, 0.2], OTHER_HIT], 0.25),  # beside it
+    ],
+)
+def test_average_precision(rows: list[list[float]], expected: float) -> None:
+    found = torch.tensor(rows).reshape(-1, 6)
+    assert mean_average_precision([found], [TRUE], classes=3) == pytest.approx(expected)
+
+
+def test_average_precision_ranks_over_pictures_and_averages_over_classes() -> None:
+    false = torch.tensor([[0, 0.95, 0.5, 0.1, 0.1, 0.1]])
+    nothing, two = TRUE[2:], torch.tensor([[2, 0.5, 0.5, 0.2, 0.2]])
+    found = [torch.tensor([HIT, OTHER_HIT]), false, torch.empty(0, 6)]
+    assert mean_average_precision(found, [TRUE, nothing, two], classes=3) == pytest.approx(1 / 3)
+    assert mean_average_precision([false], [nothing], classes=3) == 0.0
 
 
 # ---- YoloLoss ----------------------------------------------------------------------------

@@ -29,13 +29,16 @@ EXAMPLES = """\
 examples:
   terrazzo check net.py:build --input 2x3x224x224 --on 3
       compare outputs, gradients and buffers of build() on three devices with one device
-  terrazzo check torchvision.models:resnet18 --input 2x3x97x131 --on 4 --layout tiles:2x2 --eval
-      a named layout, odd sizes, evaluation mode
+  terrazzo check terrazzo.zoo:resnet18 --input 2x3x97x131 --on 4 --layout tiles:2x2 --eval
+      a model of a package, odd sizes, a named layout, evaluation mode
   terrazzo check net.py:Siamese --input 2x3x64x64 --input 2x16:int64 --on 2 --groups one
       two inputs, the second of integers; everything fused into one group
 
 MODEL is called without arguments; an nn.Module instance is taken as it is. The comparison is made
-in float64. Exit status: 0 exact, 1 not exact, 2 the check could not be made.
+in float64, on random inputs. The share that ran split says how much of the work the devices really
+divided: what mixes all positions, such as attention, runs whole on each.
+
+Exit status: 0 exact, 1 not exact, 2 the check could not be made.
 """
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 STRIDE = 16
-STEPS, SIZE, BATCH, PICTURES = 80, 96, 8, 24
+STEPS, SIZE, BATCH, PICTURES = 80, 128, 8, 24
 """Two minutes on two cores: enough to learn these few pictures by heart, not more."""
 EXAMPLES = """\
 examples:
@@ -137,17 +137,23 @@ def _train_both(job: DemoJob, folder: RunFolder, devices: int, screen: Screen) -
     alone.path.mkdir()
     # One device alone is one of these devices: the same number of threads.
     env = {"OMP_NUM_THREADS": str(max(1, available_cores() // devices))}
+    typed = ["terrazzo", "demo", "--on", str(devices), "--steps", str(job.steps)]
+    typed += ["--size", str(job.size), "--batch", str(job.batch), "--seed", str(job.seed)]
     with TrainingProgress(screen, steps=job.steps) as progress:
         for place, count, title in (
             (folder, devices, count_text(devices, "device")),
             (alone, 1, "one device"),
         ):
-            command = [sys.executable, "-m", "terrazzo.demo.training"]
-            command += [str(folder.path), str(place.path)]
+            paths = [str(folder.path), str(place.path)]
             result = launch_recorded(
-                command, count, folder=place, name="demo", env=env,
+                [sys.executable, "-m", "terrazzo.demo.training", *paths],
+                count,
+                folder=place,
+                name="demo",
+                typed=typed,
+                env=env,
                 output=progress.training(title),
-            )  # fmt: skip
+            )
             if result.failure is not None:
                 raise RunError(f"the training on {title} failed: {result.failure}")
             if not result.ok:

@@ -14,7 +14,13 @@ NOTHING, WORDS, FILES, FOLDERS, SCRIPTS = "nothing", "words", "files", "folders"
 
 # Values that argparse knows only as text, though some words are always possible.
 KNOWN_WORDS = {"layout": ("auto", "whole", "tiles:"), "groups": ("auto", "each", "one")}
-KNOWN_KINDS = {"DIR": FOLDERS, "FILE": FILES, "MODEL": SCRIPTS, "script": SCRIPTS}
+KNOWN_KINDS = {
+    "DIR": FOLDERS,
+    "FOLDER": FOLDERS,
+    "FILE": FILES,
+    "MODEL": SCRIPTS,
+    "script": SCRIPTS,
+}
 
 
 @dataclass(frozen=True, slots=True)

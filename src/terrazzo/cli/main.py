@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TextIO
 
-from terrazzo.cli import check, completion, demo, report, run
 from terrazzo.errors import TerrazzoError
 
 BAD_USAGE = 2
@@ -37,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 done, 1 found wrong, 2 bad usage."""
     for stream in (sys.stdout, sys.stderr):
         _forgive(stream)
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         return int(options.command(options))
     except TerrazzoError as error:
         print(f"terrazzo: error: {error}", file=sys.stderr)
@@ -58,6 +57,9 @@ def _forgive(stream: TextIO) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    # Loaded only now: Ctrl-C in the meantime ends as quietly as it does later.
+    from terrazzo.cli import check, completion, demo, report, run
+
     top = argparse.ArgumentParser(
         prog="terrazzo",
         description=DESCRIPTION,

@@ -17,12 +17,16 @@ def launch_recorded(
     *,
     folder: RunFolder,
     name: str,
+    typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
     output: Callable[[int, str], None] | None = None,
 ) -> LaunchResult:
-    """Launches a command with the devices' records in ``folder``."""
-    run = Run.begin(name, command, devices)
+    """Launches a command with the devices' records in ``folder``.
+
+    ``typed`` is what a person types to have this again, where that is another command.
+    """
+    run = Run.begin(name, typed or command, devices)
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
     try:

@@ -25,9 +25,10 @@ examples:
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
 
-Each process gets torchrun's environment variables; terrazzo.init() reads them. What the devices do
-is recorded in a new folder under runs/, unless --no-record says otherwise. The exit status is that
-of the first device that failed (128 + n for signal n), or 0.
+Options of terrazzo run stand before the script; what follows the script is the script's own. Each
+process gets torchrun's environment variables; terrazzo.init() reads them. What the devices do is
+recorded in a new folder under runs/, unless --no-record says otherwise. Ctrl-C ends all devices.
+The exit status is that of the first device that failed (128 + n for signal n), or 0.
 """
 
 
@@ -39,7 +40,7 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", required=True, metavar="N", help="how many local devices")
+    parser.add_argument("--on", required=True, metavar="N", help="devices: processes here")
     parser.add_argument(
         "--grace",
         type=float,
@@ -54,7 +55,7 @@ def add_to(commands: Commands) -> None:
     recording.add_argument("--no-record", action="store_true", help="record nothing")
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="passed on to the script"
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
     )
     parser.set_defaults(command=run)
 

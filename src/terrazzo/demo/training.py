@@ -10,6 +10,7 @@ import copy
 import itertools
 import json
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,15 +45,16 @@ SURE = 0.4
 def main() -> int:
     """Trains on this device; argument 1 is the folder of the job, 2 that of this run."""
     desk, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a device that waits for another too
     try:
-        train(DemoJob.read(desk), desk / "data", folder)
+        train(DemoJob.read(desk), desk, folder)
     except TerrazzoError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def train(job: DemoJob, data: Path, folder: Path) -> None:
+def train(job: DemoJob, desk: Path, folder: Path) -> None:
     device = tz.init()
     idle_bytes = resident_bytes()
     torch.manual_seed(job.seed)
@@ -60,7 +62,7 @@ def train(job: DemoJob, data: Path, folder: Path) -> None:
     example = torch.zeros(job.batch, 3, job.size, job.size, dtype=torch.float64)
     net = tz.parallelize(model, (example,))
     note_memory(net.links.recorder, idle_bytes)
-    pictures = DetectionSet(_made(job, data)) if device == 0 else None
+    pictures = DetectionSet(_made(job, desk / "data")) if device == 0 else None
     if device == 0:
         net.plan.save(folder / "plan.json")
         document.write(folder / "graph.json", net.prepare((example,)).graph.to_json() + "\n")
@@ -87,7 +89,8 @@ def train(job: DemoJob, data: Path, folder: Path) -> None:
     if pictures:
         state = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
         save_file(state, folder / "weights.safetensors")
-        look(net, pictures, folder)
+        if folder == desk:  # once is enough: the other run has the same weights
+            look(net, pictures, folder)
 
 
 def _made(job: DemoJob, data: Path) -> Path:
@@ -146,7 +149,12 @@ def look(net: Net, pictures: DetectionSet, folder: Path) -> None:
         (folder / name).write_bytes(png.encode(picture.permute(1, 2, 0).contiguous().numpy()))
         true = [_mark([row[0], torch.ones(()), *row[1:]]) for row in targets if row[0] >= 0]
         scenes.append(Scene(name, tuple(_mark(list(row)) for row in rows), tuple(true)))
-    document.write(folder / "detections.json", Detections(tuple(scenes)).to_json() + "\n")
+    caption = (
+        f"These are among the {len(pictures)} pictures it trained on: a short run learns them by "
+        "heart, and would find little on others."
+    )
+    found_all = Detections(tuple(scenes), caption)
+    document.write(folder / "detections.json", found_all.to_json() + "\n")
 
 
 def _mark(row: list[Tensor]) -> Mark:

@@ -32,7 +32,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
+    """A few pictures, and in a sentence what they are."""
+
     scenes: tuple[Scene, ...]
+    caption: str = ""
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))
@@ -48,5 +51,6 @@ class Detections:
                     tuple(Mark(**mark) for mark in scene["true"]),
                 )
                 for scene in body["scenes"]
-            )
+            ),
+            body["caption"],
         )

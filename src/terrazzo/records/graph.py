@@ -91,8 +91,8 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The main output."""
-        return self.outputs[0]
+        """The main output, or the first that anybody uses."""
+        return next((name for name in self.outputs if name), "")
 
     @property
     def refs(self) -> tuple[str, ...]:

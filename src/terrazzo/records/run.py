@@ -149,7 +149,12 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.file('run.json')} cannot be read: {error}") from error
         _same_version(self.path, text)
-        return Run.from_json(text)
+        try:
+            return Run.from_json(text)
+        except UsageError as error:
+            raise UsageError(f"{self.file('run.json')}: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{self.file('run.json')} is damaged ({error!r})") from error
 
     @property
     def has_records(self) -> bool:
@@ -157,7 +162,7 @@ class RunFolder:
         return any(path.stat().st_size for path in self.path.glob("*.jsonl"))
 
     def discard(self) -> None:
-        """Removes a folder in which nothing was recorded, and its parent if nothing else is there."""
+        """Removes a folder in which nothing was recorded, and its parent if that is empty."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.path.parent.rmdir()

@@ -149,4 +149,6 @@ def bar_chart(bars: Sequence[Bar], *, keys: Sequence[tuple[str, str]] = ()) -> M
             tag("svg", *rects, class_="bar", role="img", aria_label=f"{bar.label}: {bar.text}"),
             tag("div", bar.text, class_="value"),
         ]
-    return tag("div", _keys(keys) if keys else "", tag("div", *rows, class_="bars"))
+    return tag(
+        "div", _keys(keys) if keys else "", tag("div", *rows, class_="bars"), class_="barred"
+    )

@@ -298,9 +298,8 @@ def _detections(reading: Reading) -> Markup | None:
             shown.append(pictures.scene(picture, scene))
     if not shown:
         return None
-    words = (
-        "What the network trained on several devices finds, with its score. Dotted: what is there."
-    )
+    words = "What the trained network finds, with its score. Dotted: what is there. "
+    words += found.caption
     return _section("Detections", tag("p", words), tag("div", *shown, class_="scenes"))
 
 

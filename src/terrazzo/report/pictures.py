@@ -101,8 +101,9 @@ def _mark(mark: Mark, kind: str, width: int) -> Markup:
 
 
 def _mark_label(mark: Mark, width: int) -> Markup:
-    y = max(mark.top * width - 1.2, 4.5)
+    words = f"{mark.label} {mark.score:.0%}"
+    x = max(min(mark.left * width, width - 3.2 * len(words)), 0.5)  # kept inside the picture
     return tag(
-        "text", f"{mark.label} {mark.score:.0%}", x=max(mark.left * width, 0.5), y=y,
+        "text", words, x=x, y=max(mark.top * width - 1.2, 4.5),
         font_size=4.6, stroke_width=1.2, class_="on-picture",
     )  # fmt: skip

@@ -95,11 +95,10 @@ def steps_of(events: Iterable[Event], devices: int) -> tuple[Step, ...]:
     for event in events:
         if event.kind in CATEGORIES and event.device < devices and event.call > 0:
             calls[event.call].append(event)
-    numbers = sorted(calls)
     steps = []
-    for call, following in zip(numbers, [*numbers[1:], None], strict=True):
+    for call in sorted(calls):
         begins: dict[int, float] = {}
-        for span in calls[following] if following == call + 1 else ():
+        for span in calls.get(call + 1, ()):
             begins[span.device] = min(begins.get(span.device, span.begin_s), span.begin_s)
         spans = tuple(sorted(calls[call], key=lambda span: (span.device, span.begin_s)))
         steps.append(Step(call, devices, spans, begins))

@@ -68,7 +68,7 @@ def _losses(reading: Reading, screen: Screen) -> None:
         return
     alone = reading.alone.losses if reading.alone else {}
     screen.title("Loss")
-    for row in plot(reading.losses, alone, width=min(screen.width, 72)):
+    for row in plot(reading.losses, alone, width=min(screen.width, 72), height=12):
         screen.raw(row, "magenta")
     many = count_text(reading.devices, "device")
     if not alone:
@@ -210,3 +210,5 @@ def _detections(reading: Reading, screen: Screen) -> None:
         names = ", ".join(f"{mark.label} {mark.score:.0%}" for mark in scene.found) or "nothing"
         true = ", ".join(mark.label for mark in scene.true) or "nothing"
         screen.line(f"picture {number}: found {names}; there is {true}")
+    if reading.detections.caption:
+        screen.line(reading.detections.caption, "dim")

@@ -7,7 +7,6 @@ own, so that a few statistics never wait behind megabytes.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,13 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
+from terrazzo.runtime.sockets import Connection, connections, hang_up
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
-
-GONE_AFTER_S = 3.0
-"""How long survivors wait for each other's sign of life before they name the missing."""
 
 
 @dataclass
@@ -54,9 +52,12 @@ class Links:
             self._store: Store = dist.distributed_c10d._get_default_store()
             limit = _timeout()
             self.timeout_s = limit.total_seconds()
+            self._sockets: frozenset[Connection] = frozenset()
+            before = connections()
             with self._guard():
                 self._small = dist.new_group(timeout=limit)
                 self._bulk = dist.new_group(timeout=limit)
+            self._sockets = connections() - before
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -150,63 +151,34 @@ class Links:
             raise self._lost(error, peer) from error
 
     def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
-        """Asks the store who else is there, and says who is not."""
-        reasons = self._failures()
-        missing = [] if reasons else self._roll_call()
-        if reasons:
-            text = "; ".join(f"device {device} failed: {why}" for device, why in reasons.items())
-        elif missing:
-            names = ", ".join(f"device {device}" for device in missing)
-            text = f"{names} stopped answering"
-        elif peer is not None:
+        """Wakes the others, then asks them through the store who is gone."""
+        hang_up(self._sockets)
+        inquiry = Inquiry(self._store, self.device, self.devices)
+        linger(self._store, self.device, inquiry.here)
+        text = inquiry.text
+        if not text and peer is not None:
             text = f"the connection to device {peer} broke, or it was silent too long"
-        else:
+        elif not text:
             text = f"no answer from the other devices within {self.timeout_s:g} s"
         lost = PeerLost(
             f"{text}, in {self.where} on device {self.device} ({str(error).splitlines()[0]}). "
             "Start again without it, or look at its own output."
         )
         self._broken = lost
-        self.abort(str(lost), report=False)
+        self._leave()
         return lost
 
-    def _failures(self) -> dict[int, str]:
-        """What devices that gave up wrote into the store."""
-        found: dict[int, str] = {}
-        deadline = time.monotonic() + 0.5
-        with contextlib.suppress(Exception):  # the store may be gone as well
-            while not found and time.monotonic() < deadline:
-                for device in range(self.devices):
-                    key = f"terrazzo/failed/{device}"
-                    if device != self.device and self._store.check([key]):
-                        found[device] = self._store.get(key).decode()
-                time.sleep(0.05)
-        return found
-
-    def _roll_call(self) -> list[int]:
-        """Who does not report to the store within a short time."""
-        try:
-            self._store.set(f"terrazzo/here/{self.device}", "1")
-        except Exception:
-            return [0]  # the store lives on device 0 when no launcher hosts it
-        missing = [device for device in range(self.devices) if device != self.device]
-        deadline = time.monotonic() + GONE_AFTER_S
-        while missing and time.monotonic() < deadline:
-            try:
-                missing = [d for d in missing if not self._store.check([f"terrazzo/here/{d}"])]
-            except Exception:
-                return [0]
-            time.sleep(0.05)
-        return missing
-
-    def abort(self, reason: str, *, report: bool = True) -> None:
+    def abort(self, reason: str) -> None:
         """Gives up on the run: tells the others why, and closes the connections so they wake."""
-        if self._alone:
+        if self._alone or self._broken is not None:
             return
-        if report:
-            with contextlib.suppress(Exception):
-                self._store.set(f"terrazzo/failed/{self.device}", reason)
-        self._broken = self._broken or RunError(reason)
+        self._broken = RunError(reason)
+        report_failure(self._store, self.device, reason)
+        hang_up(self._sockets)
+        linger(self._store, self.device, range(1, self.devices))
+        self._leave()
+
+    def _leave(self) -> None:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
 

@@ -46,6 +46,12 @@ def _normalized(node: Node, rank: int) -> tuple[int, ...]:
     return tuple(range(rank - len(shape), rank))
 
 
+def _indexed(node: Node, rank: int) -> tuple[int, ...]:
+    indices = node.args[1]
+    assert isinstance(indices, tuple)
+    return tuple(dim for dim, index in enumerate(indices) if index is not None)
+
+
 def mixing(mixed: Mixed) -> Rule:
     """A rule for an operator whose first argument is cut only where it does not mix."""
 
@@ -56,6 +62,8 @@ def mixing(mixed: Mixed) -> Rule:
             return whole(node, graph)
         if any(is_cut(axes[name]) for name in node.refs[1:]):
             return whole(node, graph)
+        if len(graph.shape(node.output)) != len(letters):
+            return whole(node, graph)  # an index of two dimensions makes one more
         return Placement(LOCAL, letters)
 
     def local(node: Node, graph: Graph, box: Box) -> Local:
@@ -79,6 +87,8 @@ TABLE.add(
     "aten.glu.default",
     "aten.cumsum.default",
     "aten.cumprod.default",
+    "aten.index_select.default",
 )
-TABLE.add(mixing(_normalized), "aten.layer_norm.default")
+TABLE.add(mixing(_normalized), "aten.layer_norm.default", "aten.rms_norm.default")
+TABLE.add(mixing(_indexed), "aten.index.Tensor")
 TABLE.add(mixing(_channel), "aten.prelu.default", "aten.batch_norm.default")

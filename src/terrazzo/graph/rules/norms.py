@@ -68,6 +68,8 @@ def statistics(node: Node, graph: Graph) -> tuple[int, int]:
 
 def _place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     letters = axes[node.refs[0]]
+    if not node.outputs[0]:
+        return whole(node, graph)  # only its running statistics are wanted
     if len(letters) != 4 or letters[:2].strip("."):
         return whole(node, graph)
     return Placement(NORM, letters)

@@ -185,7 +185,7 @@ def _values_only(kernel: str) -> Rule:
     fold = Fold(dims=1, keepdim=2, partial="")
 
     def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
-        alone = len(node.outputs) == 1 and node.output != ""
+        alone = len(node.outputs) == 1
         return fold.place(node, graph, axes) if alone else whole(node, graph)
 
     def local(node: Node, graph: Graph, box: Box) -> Local:

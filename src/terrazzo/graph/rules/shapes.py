@@ -140,6 +140,26 @@ def _select(node: Node, graph: Graph, box: Box) -> Local:
     return Local((Read(Box(tuple(spans))),), node.op, node.args)
 
 
+def _repeat_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    times = node.args[1]
+    assert isinstance(times, tuple)
+    letters = "." * (len(times) - len(axes[node.refs[0]])) + axes[node.refs[0]]
+    if any(letter != "." and count != 1 for letter, count in zip(letters, times, strict=True)):
+        return whole(node, graph)
+    return Placement(LOCAL, letters)
+
+
+def _repeat(node: Node, graph: Graph, box: Box) -> Local:
+    shape, times = graph.shape(node.refs[0]), node.args[1]
+    assert isinstance(times, tuple)
+    extra = len(times) - len(shape)
+    spans = [
+        span if count == 1 else (0, extent)
+        for span, count, extent in zip(box.spans[extra:], times[extra:], shape, strict=True)
+    ]
+    return Local((Read(Box(tuple(spans))),), node.op, node.args)
+
+
 def _cat_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     rank = len(graph.shape(node.output))
     names = [name for name in node.refs if len(graph.shape(name)) == rank]
@@ -199,6 +219,7 @@ TABLE.add(Rule(place=_reshape_place, local=_reshape), "aten.reshape.default")
 TABLE.add(Rule(place=_permute_place, local=_permute), "aten.permute.default", "aten.transpose.int")
 TABLE.add(Rule(place=_slice_place, local=_slice), "aten.slice.Tensor")
 TABLE.add(Rule(place=_select_place, local=_select), "aten.select.int")
+TABLE.add(Rule(place=_repeat_place, local=_repeat), "aten.repeat.default")
 TABLE.add(Rule(place=_cat_place, local=_cat), "aten.cat.default")
 TABLE.add(Rule(place=_stack_place, local=_stack), "aten.stack.default")
 TABLE.add(

@@ -97,7 +97,7 @@ class ComputeStep:
         piece: Piece | None = run.saved.pop(self.index, None)
         if piece is None:
             return
-        grads = {name: run.grads.pop(name) for name in self.exports if name in run.grads}
+        grads = {name: run.gradient(name) for name in self.exports if name in run.grads}
         for name, grad in piece.backward(grads).items():
             run.add(name, grad)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from terrazzo.runtime.norms import as_rows, merge, part_moments, precise
 from terrazzo.runtime.steps.step import Run
@@ -25,7 +26,6 @@ class MomentsStep:
         assert array.boxes is not None
         held = array.boxes[device]
         self.own = local.reads[0].box.within(held).slices() if local else None
-        self.owns_all = local is not None and local.reads[0].box == held
 
     def forward(self, run: Run) -> None:
         run.links.where = self.node.title
@@ -54,20 +54,20 @@ class MomentsStep:
         total = sum(self.counts)
         slope = 2.0 * grad[1] / total
         level = grad[0] / total - slope * moments[0]
-        rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
-        shape = (1, -1, 1, 1)
-        flow = torch.addcmul(
-            level.to(x.dtype).view(shape), rows, slope.to(x.dtype).view(shape)
-        ).reshape(x[self.own].shape)
-        self._add(run, flow)
+        self._add(run, x, level.to(x.dtype), slope.to(x.dtype))
 
-    def _add(self, run: Run, flow: torch.Tensor) -> None:
-        """Adds to the gradient of x without a third map: ``flow`` is ours to overwrite."""
+    def _add(self, run: Run, x: Tensor, level: Tensor, slope: Tensor) -> None:
+        """Adds level + slope * x to the gradient of what was counted, in place if it is ours."""
         name = self.step.inputs[0]
-        before = run.grads.pop(name, None)
-        if self.owns_all:
-            run.grads[name] = flow if before is None else flow.add_(before)
-        else:
-            result = run.zeros(name) if before is None else before.clone()
-            result[self.own] += flow
-            run.grads[name] = result
+        if name not in run.exclusive:
+            before = run.grads.get(name)
+            run.grads[name] = run.zeros(name) if before is None else before.clone()
+            run.exclusive.add(name)
+        kind, groups = str(self.kind), int(self.groups)  # type: ignore[arg-type]
+        shape = (1, -1, 1, 1)
+        part = run.grads[name][self.own]
+        rows = as_rows(x[self.own], kind, groups)
+        flow = as_rows(part, kind, groups)  # a view, unless rows had to be copied together
+        flow.addcmul_(rows, slope.view(shape)).add_(level.view(shape))
+        if flow.data_ptr() != part.data_ptr():
+            part.copy_(flow.reshape(part.shape))

@@ -67,12 +67,17 @@ class PassesStep:
             return
         grad, held = run.gradient(target), run.box(target)
         totals: dict[str, Tensor] = {}
+        ours: set[str] = set()
         for strip in self.strips:
             part = grad[strip.box.within(held).slices()]
             for name, found in self._strip_backward(run, strip, part).items():
-                self._gather(run, totals, name, strip, found)
+                if self._gather(run, totals, name, strip, found):
+                    ours.add(name)
         for name, total in totals.items():
+            fresh = name not in run.grads
             run.add(name, total)
+            if fresh and name in ours:
+                run.exclusive.add(name)
 
     def _strip_backward(self, run: Run, strip: _Strip, grad: Tensor) -> Mapping[str, Tensor]:
         """Computes one strip again, this time with autograd, and differentiates it."""
@@ -109,14 +114,18 @@ class PassesStep:
 
     def _gather(
         self, run: Run, totals: dict[str, Tensor], name: str, strip: _Strip, part: Tensor
-    ) -> None:
-        """Adds the gradient of one strip's read to that of the array."""
-        if part.shape == run.box(name).shape:
-            totals[name] = totals[name] + part if name in totals else part
-            return
+    ) -> bool:
+        """Adds the gradient of one strip's read to that of the array; True if the sum is ours."""
+        if part.shape == run.box(name).shape and name not in totals:
+            totals[name] = part
+            return False
         if name not in totals:
             totals[name] = run.zeros(name)
+        elif totals[name].shape == part.shape:
+            totals[name] = totals[name] + part
+            return True
         totals[name][strip.reads[name].within(run.box(name)).slices()] += part
+        return True
 
 
 def is_plain_convolution(call: Operator, local: Local, box: Box) -> bool:

@@ -43,6 +43,8 @@ class Run:
     saved: dict[int, Any] = field(default_factory=dict)
     grads: dict[str, Tensor] = field(default_factory=dict)
     input_parts: dict[str, Tensor] = field(default_factory=dict)
+    exclusive: set[str] = field(default_factory=set)
+    """Gradients in memory of our own, which may be overwritten."""
     live: frozenset[str] = frozenset()
     buckets: Buckets | None = None
     autocast: torch.dtype | None = None
@@ -82,11 +84,18 @@ class Run:
     def add(self, name: str, grad: Tensor) -> None:
         """Adds to the gradient of an array."""
         before = self.grads.get(name)
-        self.grads[name] = grad if before is None else before + grad
+        if before is None:
+            self.grads[name] = grad
+        elif name in self.exclusive:
+            before.add_(grad)
+        else:
+            self.grads[name] = before + grad
+            self.exclusive.add(name)
 
     def gradient(self, name: str) -> Tensor:
         """The gradient of an array this backward pass reaches; zeros if none came from here."""
         found = self.grads.pop(name, None)
+        self.exclusive.discard(name)
         return self.zeros(name) if found is None else found
 
 

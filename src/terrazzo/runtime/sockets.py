@@ -1,0 +1,54 @@
+"""The sockets that gloo opened: hanging up wakes everybody who waits for this device.
+
+torch.distributed can only drop a connection when its last user lets go of it, and a stack of
+frames that an error is passing through does not. A socket can be shut down at any time: whatever
+waits on it, here or at the other end, fails at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = "/dev/fd"  # on Linux and macOS
+
+
+class Connection(NamedTuple):
+    """An open socket; the inode tells it from a later file with the same number."""
+
+    number: int
+    inode: int
+
+
+def connections() -> frozenset[Connection]:
+    """The connected TCP sockets of this process."""
+    found = set()
+    for path in Path(FOLDER).iterdir() if Path(FOLDER).is_dir() else ():
+        number = int(path.name)
+        with contextlib.suppress(OSError), _duplicate(number) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
+                found.add(Connection(number, os.fstat(number).st_ino))
+    return frozenset(found)
+
+
+def hang_up(known: Iterable[Connection]) -> None:
+    """Shuts these down, as far as they are still what they were."""
+    for connection in known:
+        with contextlib.suppress(OSError):
+            if os.fstat(connection.number).st_ino == connection.inode:
+                with _duplicate(connection.number) as one:
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def _duplicate(number: int) -> socket.socket:
+    """A second handle, so that closing it leaves the first alone; OSError if it is no socket."""
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
