@@ -57,7 +57,8 @@ def _groups(groups: Sequence[GroupRow], screen: Screen) -> None:
     narrow = screen.width < 60
     wide = max(min(max(map(len, names)), screen.width - (16 if narrow else 36)), 8)
     for group, name in zip(groups, names, strict=True):
-        short = name if len(name) <= wide else "…" + name[-(wide - (1 if screen.unicode else 3)) :]
+        dots = screen.shown("…")
+        short = name if len(name) <= wide else dots + name[len(dots) - wide :]
         row = f"{group.number:>3} {short:<{wide}} {bytes_text(group.forward_bytes):>9}"
         layout = f" {group.layout:<9}" if len(layouts) > 1 else ""
         screen.raw(row if narrow else f"{row} {layout} {group.map_text}", "dim")

@@ -1,0 +1,361 @@
+"""From module to graph: nothing gets lost on the way, and what would be is refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import terrazzo as tz
+from terrazzo.errors import ModelError
+from terrazzo.graph.export import export
+from terrazzo.records import Graph, Ref
+
+X = torch.randn(2, 3, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+class Does(nn.Module):
+    """A convolution, then whatever a function does with the result."""
+
+    def __init__(self, act: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.act = act
+        self.double()
+
+    def forward(self, x: Tensor, *rest: Any, **named: Any) -> Any:
+        return self.act(self, self.conv(x), *rest, **named)
+
+
+def steps(model: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
+    """Two training steps: outputs, gradients and buffers."""
+    found = []
+    for _ in range(2):
+        outputs = [t for t in pytree.tree_leaves(model(*args, **kwargs)) if torch.is_tensor(t)]
+        torch.stack([(t * t + t).sum() for t in outputs if t.requires_grad]).sum().backward()
+        found += [t.detach().clone() for t in outputs]
+    found += [p.grad for p in model.parameters() if p.grad is not None]
+    return found + [b.double() for b in model.buffers()]
+
+
+def assert_exact(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
+    """The graph, run on one device, does what the model does; gives the graph."""
+    net = tz.parallelize(copy.deepcopy(model), args)
+    expected, found = steps(model, *args, **kwargs), steps(net, *args, **kwargs)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    return net.program.graph
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+# ---- what a graph says --------------------------------------------------------------------------
+
+
+def test_train_and_eval_are_two_graphs() -> None:
+    model = Does(lambda self, x: self.drop(self.norm(x)), norm=nn.BatchNorm2d(4), drop=nn.Dropout())
+    train = export(model, (X,)).graph
+    evaluation = export(model.eval(), (X,)).graph
+    assert "terrazzo.batch_norm" in ops(train)
+    assert "terrazzo.dropout" in ops(train)
+    assert set(train.mutations) == {
+        "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
+    }  # fmt: skip
+    assert "aten.batch_norm.default" in ops(evaluation)
+    assert "terrazzo.dropout" not in ops(evaluation)
+    assert evaluation.mutations == {}
+    assert model.training is False, "export leaves the model as it was"
+
+
+def test_names_are_those_of_the_model() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.ReLU()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    graph = export(Does(lambda self, x: self.block(x) + 1, block=Block()), (X,)).graph
+    layers = [node.layer for node in graph.nodes]
+    assert layers == ["conv", "block.layers.0", "block.layers.1", ""]
+    targets = {value.target: value.kind for value in graph.values.values() if value.target}
+    assert targets == {
+        "conv.weight": "parameter", "conv.bias": "parameter",
+        "block.layers.0.weight": "parameter", "block.layers.0.bias": "parameter",
+    }  # fmt: skip
+    assert graph.nodes[0].title == "conv (aten.conv2d.default)"
+    assert graph.nodes[0].flops == 2 * 2 * 4 * 8 * 6 * 3 * 9
+
+
+def test_a_graph_survives_json_and_its_digest_with_it() -> None:
+    model = Does(lambda self, x: (F.pad(x, (1, 1), value=float("-inf")).clamp(-3), None, 2.5, "a"))
+    graph = export(model, (X,)).graph
+    again = Graph.from_json(graph.to_json())
+    assert again == graph
+    assert again.digest == graph.digest
+    assert export(model, (X[:, :, :7],)).graph.digest != graph.digest
+
+
+def test_export_leaves_random_state_and_buffers_alone() -> None:
+    model = Does(lambda self, x: self.drop(self.norm(x)), norm=nn.BatchNorm2d(4), drop=nn.Dropout())
+    before = copy.deepcopy(model.state_dict())
+    random.seed(5)
+    torch.manual_seed(5)
+    expected = random.random(), float(torch.rand(()))
+    random.seed(5)
+    torch.manual_seed(5)
+    export(model, (X,))
+    assert (random.random(), float(torch.rand(()))) == expected
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_random_operators_are_numbered_by_their_place() -> None:
+    model = Does(lambda self, x: F.dropout(x * torch.rand_like(x), 0.3) + torch.randn(6).double())
+    drawn = [node for node in export(model, (X,)).graph.nodes if "terrazzo.rand" in node.op]
+    drawn += [n for n in export(model, (X,)).graph.nodes if n.op == "terrazzo.dropout"]
+    assert sorted(node.args[-1] for node in drawn) == [1, 2, 3]
+
+
+def test_no_grad_regions_are_inlined_and_marked() -> None:
+    def act(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.abs().mean((2, 3), keepdim=True)
+            with torch.enable_grad():
+                scale = scale * 1
+        return x / (scale + 1)
+
+    graph = assert_exact(Does(act), X)
+    marked = {node.op for node in graph.nodes if not node.gradient}
+    assert "aten.abs.default" in marked
+    assert "aten.div.Tensor" not in marked
+
+
+# ---- what must come out the same ----------------------------------------------------------------
+
+
+def in_place(self: Any, x: Tensor) -> Tensor:
+    y = x.mul_(2).add_(1)
+    y = F.relu(y, inplace=True)
+    y[:, 0] = 0.5
+    y[:, 1, 2:4] += 1
+    return y.clamp_(max=3) + x
+
+
+def views(self: Any, x: Tensor) -> Tensor:
+    half, rest = x.chunk(2, 1)
+    flat = x.view(2, 2, 2, 8, 6).transpose(1, 2).reshape(2, 4, 8, 6)
+    one, _, three, _ = x.unbind(1)
+    parts = x.split([1, 3], 1)
+    return torch.cat([half, rest * 2, flat, parts[1], (one - three).unsqueeze(1)], 1)
+
+
+def write_through_a_view(self: Any, x: Tensor) -> Tensor:
+    rows = x[:, :, 2:5]
+    rows.mul_(3)
+    x.view(-1)[::7].zero_()
+    return x + 1
+
+
+def tied_weights(self: Any, x: Tensor) -> Tensor:
+    return self.one(x) + self.two(torch.tanh(x))
+
+
+def constants(self: Any, x: Tensor) -> Tensor:
+    kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]], dtype=x.dtype)
+    return F.conv2d(x, kernel.expand(4, 1, 3, 3), groups=4, padding=1)
+
+
+def counted_calls(self: Any, x: Tensor) -> Tensor:
+    self.count += 1
+    self.level.mul_(0.9).add_(x.detach().mean() * 0.1)
+    return x * self.level + self.count
+
+
+def several_outputs(self: Any, x: Tensor) -> Any:
+    return {"map": x, "pair": (x.sum(), [x.mean((2, 3))]), "name": "conv", "none": None}
+
+
+def dtypes(self: Any, x: Tensor) -> Tensor:
+    return x.float().double() + (x > 0).to(x.dtype) * x.long().double()
+
+
+def test_in_place_operators() -> None:
+    assert_exact(Does(in_place), X)
+
+
+def test_views_and_what_is_written_through_them() -> None:
+    assert_exact(Does(views), X)
+    assert_exact(Does(write_through_a_view), X)
+
+
+def test_tied_weights_keep_one_gradient() -> None:
+    model = Does(tied_weights, one=nn.Conv2d(4, 4, 1), two=nn.Conv2d(4, 4, 1, bias=False))
+    model.two.weight = model.one.weight
+    graph = assert_exact(model, X)
+    targets = [value.target for value in graph.values.values() if value.kind == "parameter"]
+    assert sorted(targets) == ["conv.bias", "conv.weight", "one.bias", "one.weight"]
+
+
+def test_constants_travel_with_the_graph() -> None:
+    model = Does(constants)
+    exported = export(model, (X,))
+    assert [tuple(t.shape) for t in exported.constants.values()] == [(3, 3)]
+    assert_exact(model, X)
+
+
+def test_buffers_that_the_model_changes() -> None:
+    model = Does(counted_calls)
+    model.register_buffer("count", torch.zeros((), dtype=torch.float64))
+    model.register_buffer("level", torch.ones((), dtype=torch.float64), persistent=False)
+    graph = assert_exact(model, X)
+    assert set(graph.mutations) == {"count", "level"}
+
+
+def test_structure_of_outputs_and_dtypes() -> None:
+    assert_exact(Does(several_outputs), X)
+    assert_exact(Does(dtypes), X)
+
+
+def test_keyword_and_constant_arguments() -> None:
+    def act(self: Any, x: Tensor, scale: float, *, shift: Tensor, sign: str = "plus") -> Tensor:
+        return x * scale + (shift if sign == "plus" else -shift)
+
+    model, shift = Does(act), torch.ones(6, dtype=torch.float64)
+    net = tz.parallelize(copy.deepcopy(model), (X, 2.0), **{}) if False else None
+    assert net is None
+    graph = export(model, (X, 2.0), {"shift": shift, "sign": "minus"}).graph
+    assert [bool(name) for name in graph.inputs] == [True, False, True, False]
+    assert "aten.neg.default" in ops(graph)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.3, 1.0])
+def test_batch_norm_of_any_momentum(momentum: float | None) -> None:
+    layers = {
+        "plain": nn.BatchNorm2d(4, momentum=momentum),
+        "bare": nn.BatchNorm2d(4, momentum=momentum, affine=False),
+        "forgetful": nn.BatchNorm2d(4, momentum=momentum, track_running_stats=False),
+    }
+    model = Does(lambda self, x: self.plain(x) + self.bare(x) * self.forgetful(x), **layers)
+    graph = assert_exact(model, X)
+    assert ops(graph).count("terrazzo.batch_norm") == 3
+    assert model.plain.momentum == momentum, "export gives the setting back"
+    norm = next(node for node in graph.nodes if node.layer == "plain" and "norm" in node.op)
+    assert isinstance(norm.args[5], Ref) == (momentum is None)
+
+
+def test_instance_norm_keeps_running_statistics() -> None:
+    layers = {
+        "tracked": nn.InstanceNorm2d(4, affine=True, track_running_stats=True, momentum=0.2),
+        "plain": nn.InstanceNorm2d(4),
+    }
+    model = Does(lambda self, x: self.tracked(x) * 2 + self.plain(x), **layers)
+    graph = assert_exact(model, X)
+    assert {"tracked.running_mean", "tracked.running_var"} <= set(graph.mutations)
+    model.eval()
+    model.zero_grad()
+    assert_exact(model, X)
+
+
+def test_group_and_layer_norm() -> None:
+    layers = {"groups": nn.GroupNorm(2, 4), "lines": nn.LayerNorm(6)}
+    assert_exact(Does(lambda self, x: self.lines(self.groups(x)), **layers), X)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def masked(self: Any, x: Tensor) -> Tensor:
+    return x[x > 0]
+
+
+def branch_on_data(self: Any, x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def branch_on_chance(self: Any, x: Tensor) -> Tensor:
+    return x if random.random() < 0.5 else -x
+
+
+def number_of_chance(self: Any, x: Tensor) -> Tensor:
+    return x * random.random()
+
+
+def leaky_by_chance(self: Any, x: Tensor) -> Tensor:
+    return F.rrelu(x, training=True)
+
+
+def dropout_of_channels(self: Any, x: Tensor) -> Tensor:
+    return torch.native_dropout(x, 0.5, True)[1]
+
+
+def with_autocast(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.conv2d(x.float(), x.float()[:1, :, :1, :1])
+
+
+REFUSED: dict[Callable[..., Any], str] = {
+    masked: "depends on data",
+    branch_on_data: "cannot be exported",
+    branch_on_chance: "Python's random numbers",
+    number_of_chance: "Python's random numbers",
+    leaky_by_chance: "rrelu",
+    dropout_of_channels: "mask of a dropout",
+    with_autocast: "autocast",
+}
+
+
+@pytest.mark.parametrize("act", list(REFUSED), ids=lambda act: act.__name__)
+def test_what_cannot_be_kept_exact_is_refused(act: Callable[..., Any]) -> None:
+    with pytest.raises(ModelError) as refused:
+        export(Does(act), (X,))
+    assert REFUSED[act] in str(refused.value)
+
+
+class Writes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1) * 2
+
+
+class Trains(nn.Module):
+    """Writes into its own weight during the forward call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return x * self.weight
+
+
+def test_a_model_that_writes_into_its_input_or_weights_is_refused() -> None:
+    with pytest.raises(ModelError, match="writes into x"):
+        export(Writes(), (X.clone(),))
+    with pytest.raises(ModelError, match="writes into weight|exported"):
+        export(Trains(), (X,))
+
+
+def test_wrong_arguments_are_told_as_the_model_tells_them() -> None:
+    with pytest.raises(ModelError, match="channels"):
+        export(nn.Conv2d(4, 4, 3).double(), (X,))
+    with pytest.raises(ModelError, match="missing"):
+        export(Does(lambda self, x, y: x), (X,))

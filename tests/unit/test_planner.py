@@ -1,0 +1,169 @@
+"""Explicit plans: layouts, groups, and the same plan for another size or mode."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from terrazzo.errors import PlanError, UsageError
+from terrazzo.graph.export import export
+from terrazzo.graph.rules.windows import windowed
+from terrazzo.planner import plan_graph
+from terrazzo.planner.explicit import best_grid
+from terrazzo.planner.retarget import retarget
+from terrazzo.records import Graph, Layout, Plan
+from terrazzo.schedule import lower
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 4, 3, padding=1), norm1=nn.BatchNorm2d(4), act1=nn.ReLU(),
+            pool=nn.MaxPool2d(3, 2, 1), conv2=nn.Conv2d(4, 4, 3, padding=1),
+            block=nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)),
+            mean=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), head=nn.Linear(4, 3),
+        )
+    )  # fmt: skip
+
+
+@cache
+def graph(shape: tuple[int, ...] = (2, 3, 20, 12), *, training: bool = True) -> Graph:
+    return export(model().train(training), (torch.zeros(shape),)).graph
+
+
+@pytest.fixture(scope="module")
+def small() -> Graph:
+    return graph()
+
+
+def ends(graph: Graph, plan: Plan) -> list[str]:
+    """The layers at the end of groups."""
+    return [graph.nodes[graph.producer[group.last]].layer for group in plan.groups]
+
+
+def heads(graph: Graph, plan: Plan) -> list[int]:
+    """How many operators with windows each group holds."""
+    last, found = -1, []
+    for group in plan.groups:
+        end = graph.producer[group.last]
+        found.append(sum(windowed(node, graph) for node in graph.nodes[last + 1 : end + 1]))
+        last = end
+    return found
+
+
+class TestLayout:
+    def test_auto_takes_the_shortest_borders(self, small: Graph) -> None:
+        assert best_grid(small, 2) == Layout.tiles(2, 1), "cut the long side"
+        assert best_grid(graph((1, 3, 8, 40)), 2) == Layout.tiles(1, 2)
+        assert best_grid(graph((1, 3, 32, 32)), 4) == Layout.tiles(2, 2)
+        assert best_grid(small, 5) == Layout.tiles(5, 1)
+        assert best_grid(small, 1) == Layout.tiles(1, 1)
+
+    def test_auto_without_pictures_is_whole(self) -> None:
+        vector = export(nn.Linear(4, 3), (torch.zeros(2, 4),)).graph
+        assert plan_graph(vector, 3, layout="auto", groups="auto").groups[0].layout.is_whole
+
+    def test_a_named_layout_is_taken(self, small: Graph) -> None:
+        for layout in ("tiles:3,2,1x1", Layout.tiles((3, 2, 1), 1)):
+            plan = plan_graph(small, 3, layout=layout, groups="one")
+            assert {str(group.layout) for group in plan.groups} == {"tiles:3,2,1x1"}
+
+    def test_a_layout_for_other_devices_is_refused_with_one_that_fits(self, small: Graph) -> None:
+        with pytest.raises(PlanError, match=r'tiles:2x2 is for 4 devices.*layout="tiles:3x1"'):
+            plan_graph(small, 3, layout="tiles:2x2", groups="one")
+
+    @pytest.mark.parametrize("layout", ["tiles", "tiles:2", "tiles:2x", "tiles:0x2", "rows:2"])
+    def test_nonsense_is_refused(self, small: Graph, layout: str) -> None:
+        with pytest.raises(UsageError):
+            plan_graph(small, 2, layout=layout, groups="one")
+
+    def test_no_devices_are_refused(self, small: Graph) -> None:
+        with pytest.raises(UsageError, match="at least 1"):
+            plan_graph(small, 0, layout="whole", groups="one")
+
+
+class TestGroups:
+    @pytest.mark.parametrize("groups", ["auto", "each"])
+    def test_each_gives_every_window_its_own_group(self, small: Graph, groups: str) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups=groups)
+        assert set(heads(small, plan)) == {1}
+        assert len(plan.groups) == sum(windowed(node, small) for node in small.nodes)
+
+    def test_one(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups="one")
+        assert [group.last for group in plan.groups] == [small.nodes[-1].output]
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 4, "2"])
+    def test_a_number_shares_out_the_windows(self, small: Graph, count: Any) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups=count)
+        found = heads(small, plan)
+        assert len(found) == int(count)
+        assert max(found) - min(found) <= 1
+
+    @pytest.mark.parametrize("groups", [["norm1", "block"], "norm1,block", ("block", "norm1")])
+    def test_names_of_layers_end_groups(self, small: Graph, groups: Any) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups=groups)
+        assert ends(small, plan) == ["norm1", "block.2", "head"]
+
+    def test_the_title_names_first_and_last_layer(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="tiles:2x1", groups=["pool"])
+        assert [group.title for group in plan.groups] == ["conv1..pool", "conv2..head"]
+        text = str(plan)
+        assert "plan for 2 devices" in text
+        assert "group 1: conv2..head  tiles:2x1" in text
+
+    @pytest.mark.parametrize("groups", [0, 99, -1])
+    def test_too_many_or_too_few_are_refused(self, small: Graph, groups: int) -> None:
+        with pytest.raises(PlanError, match=r"from 1 to"):
+            plan_graph(small, 2, layout="auto", groups=groups)
+
+    def test_an_unknown_layer_is_refused_with_those_there_are(self, small: Graph) -> None:
+        with pytest.raises(PlanError, match=r"no layer 'pol'.*conv1.*pool"):
+            plan_graph(small, 2, layout="auto", groups=["pol"])
+
+    def test_a_model_without_operators_is_refused(self) -> None:
+        nothing = export(nn.Identity(), (torch.zeros(1, 3, 4, 4),)).graph
+        with pytest.raises(PlanError, match="no operators"):
+            plan_graph(nothing, 2, layout="auto", groups="auto")
+
+    def test_every_plan_can_be_lowered(self, small: Graph) -> None:
+        for groups in ("each", "one", 2, ["act1", "conv2"]):
+            plan = plan_graph(small, 3, layout="tiles:1x3", groups=groups)
+            assert lower(small, plan).plan == plan
+
+    def test_a_plan_for_another_graph_is_not_lowered(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups="one")
+        with pytest.raises(PlanError, match="was made for model"):
+            lower(graph((2, 3, 24, 12)), plan)
+
+
+class TestRetarget:
+    def test_the_same_graph_keeps_its_plan(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups=2)
+        assert retarget(plan, small, Graph.from_json(small.to_json())) is plan
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("shape", [(2, 3, 20, 12), (1, 3, 41, 33)])
+    @pytest.mark.parametrize("groups", ["each", "one", 2, ["pool", "conv2"]])
+    def test_groups_hold_the_same_windows(
+        self, small: Graph, groups: Any, shape: tuple[int, ...], training: bool
+    ) -> None:
+        plan = plan_graph(small, 2, layout="tiles:2,1x1", groups=groups)
+        other = graph(shape, training=training)
+        moved = retarget(plan, small, other)
+        assert moved.graph == other.digest
+        assert heads(other, moved) == heads(small, plan)
+        assert {str(group.layout) for group in moved.groups} == {"tiles:2,1x1"}
+        lower(other, moved)
+
+    def test_a_graph_with_fewer_windows_still_gets_a_plan(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups="each")
+        other = export(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.zeros(1, 3, 9, 9),))
+        moved = retarget(plan, small, other.graph)
+        assert lower(other.graph, moved).plan.groups[-1].last == other.graph.nodes[-1].output
