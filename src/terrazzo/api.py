@@ -19,7 +19,7 @@ from terrazzo.graph.export import export
 from terrazzo.planner import plan_graph
 from terrazzo.planner.explicit import Groups
 from terrazzo.planner.retarget import retarget
-from terrazzo.records import CheckReport, Graph, Layout, Plan
+from terrazzo.records import CheckReport, Graph, Layout, Plan, document
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.links import Links, connect
@@ -106,7 +106,10 @@ def parallelize(
     seed = int(links.broadcast(torch.tensor([own])))
     planned = _planner(links, plan, layout=layout, groups=groups, passes=passes)
     net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
-    net.prepare(_checked(example))
+    ready = net.prepare(_checked(example))
+    if links.recorder is not None and links.device == 0:
+        net.plan.save(links.recorder.folder / "plan.json")
+        document.write(links.recorder.folder / "graph.json", ready.graph.to_json() + "\n")
     return net
 
 

@@ -172,7 +172,13 @@ def _label(program: Program, step: Step) -> tuple[str, str]:
         return "compute", _title(program, step)
     if isinstance(step, Combine):
         return "sum", _title(program, step)
+    if isinstance(step, Spread) and not _is_parameter(program, step.source):
+        return "sum", f"gradient of {step.source}"
     return "", ""
+
+
+def _is_parameter(program: Program, array: str) -> bool:
+    return program.graph.values[program.arrays[array].value].kind != "node"
 
 
 def _reads(step: Step) -> tuple[str, ...]:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from pathlib import Path
 
 from terrazzo.records.event import Event
 
+EVERY_CALL_UNTIL = 100
+THEN_ONE_IN = 20
+"""Spans of the first calls are all written, later ones of one call in twenty: a week of training
+must not fill a card."""
+
 
 class Recorder:
-    """Keeps spans in memory and writes them when a call of net is over."""
+    """Keeps spans in memory and writes them when a call of net is over.
+
+    A disk that fills up ends the recording, with a word about it, and not the training.
+    """
 
     def __init__(self, folder: Path, device: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._full = False
         self.device, self.call, self.phase = device, 0, "forward"
         self._file = (folder / f"events-{device}.jsonl").open("a", encoding="utf-8")
         self._lines: list[str] = []
@@ -22,6 +33,8 @@ class Recorder:
 
     def span(self, kind: str, name: str, begin: float, sent_bytes: int = 0) -> None:
         """A span that began at ``begin`` (of time.perf_counter) and ends now."""
+        if self.call > EVERY_CALL_UNTIL and self.call % THEN_ONE_IN:
+            return
         end = time.perf_counter()
         event = Event(
             self.device, self.call, self.phase, kind, name,
@@ -42,7 +55,13 @@ class Recorder:
         self.note("memory", peak_bytes=float(peak))
 
     def flush(self) -> None:
-        if self._lines:
-            self._file.write("\n".join(self._lines) + "\n")
+        lines, self._lines = self._lines, []
+        if not lines or self._full:
+            return
+        try:
+            self._file.write("\n".join(lines) + "\n")
             self._file.flush()
-            self._lines.clear()
+        except OSError as error:
+            self._full = True
+            text = f"terrazzo: recording stopped on device {self.device}: {error}; training goes on"
+            print(text, file=sys.stderr)
