@@ -12,6 +12,7 @@ Emulation shows that instructions exist and numbers agree. It says nothing about
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import subprocess
 import sys
@@ -57,6 +58,8 @@ for name in sys.argv[1:]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it takes minutes: show how far it is
     good = _check_wheels(options.python, limit_mb=options.limit)
     if options.no_emulation:
         print("\nNOT RUN: the emulated board, because of --no-emulation")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import terrazzo
 from terrazzo.checking import compare_with_plain
@@ -55,6 +56,16 @@ def _together() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def _links() -> Links:
+    """The links to the other devices; a script that forgot to join them is told."""
+    if not _together() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            f"this process is one of {os.environ['WORLD_SIZE']} but has not joined the others: "
+            "call tz.init() first"
+        )
+    return connect()
+
+
 def _devices() -> int:
     return torch.distributed.get_world_size() if _together() else 1
 
@@ -94,13 +105,15 @@ def parallelize(
 
     All devices call it with the same model; device 0's weights are taken. Random operators draw
     from ``seed`` (default: torch's initial seed). ``nan="allow"`` lets NaN pass as PyTorch does.
+    With ``passes`` of 1 or more only what enters each group is kept for the backward pass, and
+    groups are computed in that many strips: less memory, more time, the same numbers; also alone.
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """
     _refuse_wrapped(model)
     if nan not in ("raise", "allow"):
         raise UsageError(f'nan={nan!r}: say "raise" or "allow"')
-    links = connect()
+    links = _links()
     _same_model(model, links)
     own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
     seed = int(links.broadcast(torch.tensor([own])))
@@ -193,6 +206,10 @@ def check(
     _refuse_wrapped(model)
     exact = copy.deepcopy(model).double()
     inputs = tuple(_double(x) for x in _checked(example))
+    links = _links()
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor):  # drawn at random, it may differ between devices
+            leaf.copy_(links.broadcast(leaf.detach().clone().contiguous()))
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
     net = parallelize(
@@ -213,7 +230,7 @@ def retarget_precision(
 
 def _double(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return x.double() if x.is_floating_point() else x
+        return x.detach().double().clone() if x.is_floating_point() else x.clone()
     if isinstance(x, Mapping):
         return {key: _double(part) for key, part in x.items()}
     return x

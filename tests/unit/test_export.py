@@ -134,29 +134,14 @@ def test_random_operators_are_numbered_by_their_place() -> None:
     assert sorted(node.args[-1] for node in drawn) == [1, 2, 3]
 
 
-def test_no_grad_regions_are_inlined_and_marked() -> None:
-    def act(self: Any, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = x.abs().mean((2, 3), keepdim=True)
-            with torch.enable_grad():
-                scale = scale * 1
-        return x / (scale + 1)
-
-    graph = assert_exact(Does(act), X)
-    marked = {node.op for node in graph.nodes if not node.gradient}
-    assert "aten.abs.default" in marked
-    assert "aten.div.Tensor" not in marked
-
-
 # ---- what must come out the same ----------------------------------------------------------------
 
 
 def in_place(self: Any, x: Tensor) -> Tensor:
-    y = x.mul_(2).add_(1)
-    y = F.relu(y, inplace=True)
+    y = F.relu(x.mul_(2).add_(1), inplace=True) * 3
     y[:, 0] = 0.5
     y[:, 1, 2:4] += 1
-    return y.clamp_(max=3) + x
+    return y.clamp_(max=3) + y
 
 
 def views(self: Any, x: Tensor) -> Tensor:
@@ -197,6 +182,70 @@ def dtypes(self: Any, x: Tensor) -> Tensor:
     return x.float().double() + (x > 0).to(x.dtype) * x.long().double()
 
 
+def no_grad_region(self: Any, x: Tensor) -> Tensor:
+    """Forward alone would not notice if the region were lost."""
+    with torch.no_grad():
+        scale = x.abs().mean((2, 3), keepdim=True)
+        with torch.enable_grad():
+            scale = scale * 1 + x.sum()
+    return x / (scale + 10)
+
+
+@torch.no_grad()
+def norm_of(x: Tensor) -> Tensor:
+    return x.norm()
+
+
+def no_grad_function(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    found = norm_of(x)
+    return x * found, found
+
+
+def no_grad_buffer(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.level.mul_(0.5).add_(x.mean())
+    return x * self.level
+
+
+def detached(self: Any, x: Tensor) -> Tensor:
+    return x * x.detach().abs() + x.clone().detach()
+
+
+def autocast_region(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = self.layer(x.float())
+    return y.double() + x
+
+
+def test_no_grad_regions_stop_gradients() -> None:
+    for act in (no_grad_region, no_grad_function, detached):
+        graph = assert_exact(Does(act), X)
+        assert "aten.detach.default" in ops(graph)
+    model = Does(no_grad_buffer)
+    model.register_buffer("level", torch.ones((), dtype=torch.float64))
+    assert_exact(model, X)
+
+
+def test_an_autocast_region_becomes_casts() -> None:
+    model = Does(autocast_region, layer=nn.Conv2d(4, 4, 1))
+    model.layer.float()
+    graph = assert_exact(model, X)
+    assert ops(graph).count("aten._to_copy.default") >= 4
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+def test_a_graph_does_not_depend_on_where_it_was_made(surroundings: Callable[[], Any]) -> None:
+    model, x = Does(no_grad_region).float(), X.float()
+    expected = export(model, (x,)).graph
+    with surroundings():
+        found = export(model, (x,)).graph
+    assert found == expected
+
+
 def test_in_place_operators() -> None:
     assert_exact(Does(in_place), X)
 
@@ -211,7 +260,7 @@ def test_tied_weights_keep_one_gradient() -> None:
     model.two.weight = model.one.weight
     graph = assert_exact(model, X)
     targets = [value.target for value in graph.values.values() if value.kind == "parameter"]
-    assert sorted(targets) == ["conv.bias", "conv.weight", "one.bias", "one.weight"]
+    assert len(targets) == 4, "conv has two, one has two, and two shares its only one"
 
 
 def test_constants_travel_with_the_graph() -> None:
@@ -239,8 +288,6 @@ def test_keyword_and_constant_arguments() -> None:
         return x * scale + (shift if sign == "plus" else -shift)
 
     model, shift = Does(act), torch.ones(6, dtype=torch.float64)
-    net = tz.parallelize(copy.deepcopy(model), (X, 2.0), **{}) if False else None
-    assert net is None
     graph = export(model, (X, 2.0), {"shift": shift, "sign": "minus"}).graph
     assert [bool(name) for name in graph.inputs] == [True, False, True, False]
     assert "aten.neg.default" in ops(graph)
@@ -306,9 +353,20 @@ def dropout_of_channels(self: Any, x: Tensor) -> Tensor:
     return torch.native_dropout(x, 0.5, True)[1]
 
 
-def with_autocast(self: Any, x: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.conv2d(x.float(), x.float()[:1, :, :1, :1])
+def write_under_no_grad(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x[:, 1].clamp_(0, 1)
+    return x * x
+
+
+def write_through_detach(self: Any, x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    return x * x
+
+
+def write_through_data(self: Any, x: Tensor) -> Tensor:
+    x.data.mul_(2)
+    return x * x
 
 
 REFUSED: dict[Callable[..., Any], str] = {
@@ -318,7 +376,9 @@ REFUSED: dict[Callable[..., Any], str] = {
     number_of_chance: "Python's random numbers",
     leaky_by_chance: "rrelu",
     dropout_of_channels: "mask of a dropout",
-    with_autocast: "autocast",
+    write_under_no_grad: "in place under no_grad",
+    write_through_detach: "detached view",
+    write_through_data: "cannot be exported",
 }
 
 
@@ -327,6 +387,12 @@ def test_what_cannot_be_kept_exact_is_refused(act: Callable[..., Any]) -> None:
     with pytest.raises(ModelError) as refused:
         export(Does(act), (X,))
     assert REFUSED[act] in str(refused.value)
+
+
+def test_a_region_of_its_own_autocast_is_refused_under_autocast() -> None:
+    model = Does(autocast_region, layer=nn.Conv2d(4, 4, 1)).float()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ModelError, match="by itself"):
+        export(model, (X.float(),))
 
 
 class Writes(nn.Module):
@@ -350,7 +416,7 @@ class Trains(nn.Module):
 def test_a_model_that_writes_into_its_input_or_weights_is_refused() -> None:
     with pytest.raises(ModelError, match="writes into x"):
         export(Writes(), (X.clone(),))
-    with pytest.raises(ModelError, match="writes into weight|exported"):
+    with pytest.raises(ModelError, match="writes into"):
         export(Trains(), (X,))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import random
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch.utils import _pytree as pytree
 from terrazzo.errors import ModelError
 from terrazzo.graph.canonical import RANDOM, Call, rewrite
 from terrazzo.graph.flops import flops
+from terrazzo.graph.tracing import fixed_momentum, seeded, trace
 from terrazzo.records import Argument, Dtype, Graph, Node, Ref, Value
 
 KINDS = {
@@ -50,8 +48,8 @@ def export(
     """
     programs = []
     for seed in (0, 1):
-        with _seeded(seed), _fixed_momentum(model) as cumulative:
-            programs.append(_program(model, tuple(args), dict(kwargs or {})))
+        with seeded(seed), fixed_momentum(model) as cumulative:
+            programs.append(trace(model, tuple(args), dict(kwargs or {})))
     exports = [_read(model, Reader(program, cumulative)) for program in programs]
     if exports[0].graph.digest != exports[1].graph.digest:
         raise ModelError(
@@ -80,61 +78,6 @@ def _first_difference(exports: Sequence[Export]) -> str:
         if one != other:
             return f" (first at {one.title})"
     return ""
-
-
-def _program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.export.ExportedProgram:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model, args, kwargs, strict=False)
-            plain: torch.export.ExportedProgram = program.run_decompositions({})
-            return plain
-    except Exception as error:  # torch.export raises whatever the model raises
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise ModelError(
-            f"{type(model).__name__} cannot be exported: {type(error).__name__}: {reason} "
-            "Wrap only the part with fixed shapes (model.backbone = tz.parallelize(...)) and "
-            "leave the rest ordinary PyTorch."
-        ) from error
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A fixed seed inside, the user's random state untouched outside."""
-    python, state = random.getstate(), torch.random.get_rng_state()
-    try:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        yield
-    finally:
-        random.setstate(python)
-        torch.random.set_rng_state(state)
-
-
-@contextlib.contextmanager
-def _fixed_momentum(model: nn.Module) -> Iterator[frozenset[str]]:
-    """Gives norms with a cumulative average a momentum for the export; yields their names.
-
-    torch.export refuses momentum=None because it divides by a counter that is data.
-    """
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase)
-        and module.momentum is None
-        and module.track_running_stats
-        and isinstance(module, nn.modules.batchnorm._BatchNorm)
-    }
-    for module in found.values():
-        module.momentum = 0.5
-    try:
-        yield frozenset(found)
-    finally:
-        for module in found.values():
-            module.momentum = None
 
 
 class Reader:

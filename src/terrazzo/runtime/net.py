@@ -86,6 +86,9 @@ class Net(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_model"], name)
 
+    def __getitem__(self, index: Any) -> Any:
+        return self._model[index]
+
     def train(self, mode: bool = True) -> Net:
         self._model.training = mode
         return super().train(mode)

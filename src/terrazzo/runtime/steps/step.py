@@ -140,7 +140,14 @@ class Piece:
         return entered
 
     def leave(self, name: str, tensor: Tensor) -> None:
+        """Keeps the way back from a tensor, not the tensor.
+
+        The edge is that of a view: it belongs to torch, while an edge into a Python function was
+        not kept alive by older versions of torch.
+        """
         if tensor.requires_grad:
+            with torch.enable_grad():
+                tensor = tensor.view_as(tensor)
             self.edges[name] = torch.autograd.graph.get_gradient_edge(tensor)
 
     def backward(self, grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

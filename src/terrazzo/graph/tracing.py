@@ -1,0 +1,90 @@
+"""Tracing a model with torch.export, whatever surroundings the call came from."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from terrazzo.errors import ModelError
+from terrazzo.graph.regions import keep_regions
+
+
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.export.ExportedProgram:
+    """The model as functional ATen operators; autocast and gradient mode of the caller left out."""
+    under_autocast = torch.is_autocast_enabled("cpu")
+    try:
+        with warnings.catch_warnings(), _plain_context():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, args, kwargs, strict=False)
+            keep_regions(program, under_autocast=under_autocast)
+            lowered: torch.export.ExportedProgram = program.run_decompositions({})
+            return lowered
+    except ModelError:
+        raise
+    except Exception as error:  # torch.export raises whatever the model raises
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise ModelError(
+            f"{type(model).__name__} cannot be exported: {type(error).__name__}: {reason} "
+            "Wrap only the part with fixed shapes (model.backbone = tz.parallelize(...)) and "
+            "leave the rest ordinary PyTorch."
+        ) from error
+
+
+@contextlib.contextmanager
+def _plain_context() -> Iterator[None]:
+    """Whatever the first call of a net was made under: a graph serves calls with gradients too.
+
+    Under no_grad the model's own no_grad regions would not show; autocast would be baked in.
+    """
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(torch.inference_mode(False))
+        contexts.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                contexts.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A fixed seed inside, the user's random state untouched outside."""
+    python, state = random.getstate(), torch.random.get_rng_state()
+    try:
+        random.seed(seed)
+        torch.manual_seed(seed)
+        yield
+    finally:
+        random.setstate(python)
+        torch.random.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def fixed_momentum(model: nn.Module) -> Iterator[frozenset[str]]:
+    """Gives norms with a cumulative average a momentum for the export; yields their names.
+
+    torch.export refuses momentum=None because it divides by a counter that is data.
+    """
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+        and module.momentum is None
+        and module.track_running_stats
+        and isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    for module in found.values():
+        module.momentum = 0.5
+    try:
+        yield frozenset(found)
+    finally:
+        for module in found.values():
+            module.momentum = None
