@@ -140,6 +140,14 @@ def test_transposed_convolution(
     Operator.drawn("aten.conv_transpose2d.input", args, (1, 2, *size), (2, 3, *kernel)).check(data)
 
 
+def half(
+    padding: tuple[int, int], kernel: tuple[int, int], dilation: tuple[int, int]
+) -> tuple[int, ...]:
+    """Pools take padding up to half of what their window spans."""
+    spanned = (((k - 1) * d + 1) // 2 for k, d in zip(kernel, dilation, strict=True))
+    return tuple(map(min, padding, spanned))
+
+
 @many
 @given(pair(extents), pair(counts), pair(counts), pair(paddings), st.booleans(), st.data())
 def test_max_pool(
@@ -150,7 +158,8 @@ def test_max_pool(
     ceil: bool,
     data: st.DataObject,
 ) -> None:
-    args = (kernel, stride, padding, data.draw(pair(counts)), ceil)
+    dilation = data.draw(pair(counts))
+    args = (kernel, stride, half(padding, kernel, dilation), dilation, ceil)
     Operator.drawn("aten.max_pool2d.default", args, (1, 2, *size)).check(data)
 
 
@@ -165,7 +174,7 @@ def test_avg_pool(
     data: st.DataObject,
 ) -> None:
     counting, divisor = data.draw(st.booleans()), data.draw(st.sampled_from([None, None, 3]))
-    args = (kernel, stride, padding, ceil, counting, divisor)
+    args = (kernel, stride, half(padding, kernel, (1, 1)), ceil, counting, divisor)
     Operator.drawn("aten.avg_pool2d.default", args, (1, 2, *size)).check(data)
 
 

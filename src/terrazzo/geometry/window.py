@@ -118,7 +118,9 @@ class Bilinear:
     scale: float | None = None
 
     def position(self, output: int) -> Fraction:
-        """Where an output lies among the inputs, before clamping."""
+        """Where an output lies among the inputs, before clamping; equal sizes are a plain copy."""
+        if self.result == self.extent:
+            return Fraction(output)
         if self.align_corners:
             if self.result <= 1:
                 return Fraction(0)

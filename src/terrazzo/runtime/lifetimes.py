@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from terrazzo.schedule import Combine, Passes, Program
+from terrazzo.schedule import Combine, Passes, Program, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Rebuilt:
     """A step to run again, if the backward pass reaches any of those that read its result."""
 
     step: int
+    target: str
+    reads: frozenset[str]
     readers: frozenset[str]
 
 
@@ -31,7 +33,8 @@ class Lifetimes:
         inner = {
             name
             for name, index in made.items()
-            if name in again and all(_inside(program, index, reader) for reader in again[name])
+            if name in again
+            and all(_group(steps[reader]) == _group(steps[index]) for reader in again[name])
         }
         self.forward_drops: list[list[str]] = [[] for _ in steps]
         self.last_drops: list[list[str]] = [[] for _ in steps]
@@ -44,14 +47,28 @@ class Lifetimes:
                     self.forward_drops[index].append(name)
         for name, readers in again.items():
             self.backward_drops[min(readers)].append(name)
-        ends = {steps[i].group: i for i in made.values()}  # type: ignore[union-attr]
-        for group in ends:
-            end = max(i for i, s in enumerate(steps) if _belongs(s, group))
+        for group in {_group(steps[index]) for index in made.values()}:
+            end = max(index for index, step in enumerate(steps) if _group(step) == group)
             self.rebuilt_before[end] = [
-                Rebuilt(index, frozenset(steps[reader].target for reader in again[name]))  # type: ignore[union-attr]
+                Rebuilt(
+                    index,
+                    name,
+                    frozenset(reads[index]),
+                    frozenset(_target(steps[reader]) for reader in again[name]),
+                )
                 for name, index in made.items()
-                if name in inner and steps[index].group == group  # type: ignore[union-attr]
+                if name in inner and _group(steps[index]) == group
             ]
+
+    def rebuilt(self, index: int, live: Set[str]) -> list[int]:
+        """The steps to run again before the backward of a step, and what those read in turn."""
+        chosen: list[int] = []
+        wanted: set[str] = set()
+        for candidate in reversed(self.rebuilt_before[index]):
+            if candidate.readers & live or candidate.target in wanted:
+                chosen.append(candidate.step)
+                wanted |= candidate.reads
+        return chosen[::-1]
 
 
 def _read_again(program: Program) -> dict[str, list[int]]:
@@ -68,9 +85,11 @@ def _read_again(program: Program) -> dict[str, list[int]]:
     return found
 
 
-def _inside(program: Program, made: int, reader: int) -> bool:
-    return program.steps[made].group == program.steps[reader].group  # type: ignore[union-attr]
+def _group(step: Step) -> int:
+    """The group of a step that a backward pass may need arrays for."""
+    return step.group if isinstance(step, (Passes, Combine)) else -1
 
 
-def _belongs(step: object, group: int) -> bool:
-    return isinstance(step, (Passes, Combine)) and step.group == group
+def _target(step: Step) -> str:
+    assert isinstance(step, (Passes, Combine))
+    return step.target

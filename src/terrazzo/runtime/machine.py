@@ -113,10 +113,9 @@ class Machine:
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)
         for index in reversed(range(len(self.steps))):
-            for rebuilt in self._lives.rebuilt_before[index]:
-                if rebuilt.readers & run.live:
-                    with self._span(self._labels[rebuilt.step]), run.precision():
-                        self.steps[rebuilt.step].forward(run)
+            for again in self._lives.rebuilt(index, run.live):
+                with self._span(self._labels[again]), run.precision():
+                    self.steps[again].forward(run)
             with self._span(self._labels[index]):
                 self.steps[index].backward(run)
             for name in self._lives.backward_drops[index]:

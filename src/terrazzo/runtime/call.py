@@ -1,0 +1,225 @@
+"""Call: one call of a net, from its inputs to agreed gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from terrazzo.errors import NotANumber, RunError, UsageError
+from terrazzo.geometry import Box
+from terrazzo.graph.export import Export
+from terrazzo.records import Graph, Ref
+from terrazzo.records.graph import fingerprint
+from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.machine import Machine
+from terrazzo.runtime.part import Part
+from terrazzo.runtime.steps.step import Given, Run
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.net import Net
+
+
+@dataclass(frozen=True)
+class Ready:
+    """One graph, planned and ready to run: for one mode and one set of input shapes."""
+
+    export: Export
+    machine: Machine
+    output_tree: pytree.TreeSpec
+    state: Mapping[str, Callable[[], Tensor]]
+    """The tensors of the model that the graph reads, by name of their value."""
+    changing: Mapping[str, Callable[[], Tensor]]
+    """The buffers that the graph gives new values, by their name in the model."""
+
+    @property
+    def graph(self) -> Graph:
+        return self.export.graph
+
+
+class Call:
+    """One call of a net: its inputs, its run, and the two moments of agreement."""
+
+    def __init__(self, net: Net, ready: Ready, leaves: Sequence[Any]) -> None:
+        self.net, self.ready, self.machine = net, ready, ready.machine
+        self.number = net.calls
+        self.links: Links = net.links
+        graph = ready.graph
+        named = {name: leaf for name, leaf in zip(graph.inputs, leaves, strict=True) if name}
+        _check_parts(named, self.machine, self.links)
+        self.given = {
+            name: Given(leaf.tensor, leaf.box)
+            if isinstance(leaf, Part)
+            else Given(leaf, Box.whole(graph.shape(name)))
+            for name, leaf in named.items()
+        }
+        self.state = {name: get() for name, get in ready.state.items()}
+        self.with_grad = torch.is_grad_enabled()
+        wanted = {
+            **{name: given.tensor for name, given in self.given.items()},
+            **{n: t for n, t in self.state.items() if graph.values[n].kind == "parameter"},
+        }
+        self.leaves = {
+            name: tensor
+            for name, tensor in wanted.items()
+            if self.with_grad and tensor.requires_grad
+        }
+        self.run_state: Run | None = None
+
+    def _run(self) -> Run:
+        first = next((g.tensor for g in self.given.values()), None)
+        device = torch.device("cpu") if first is None else first.device
+        return Run(
+            program=self.machine.program,
+            links=self.links,
+            dtypes=self.machine.dtypes(device),
+            carriers=self.machine.carriers(frozenset(self.leaves)),
+            given=self.given,
+            seed=self.net.seed,
+            step=self.number,
+            torch_device=device,
+            autocast=_autocast(device),
+        )
+
+    def _held(self) -> dict[str, Tensor]:
+        held = {name: tensor.detach() for name, tensor in self.state.items()}
+        for name, given in self.given.items():
+            held[name] = given.tensor.detach()
+        return held
+
+    def run(self) -> list[Any]:
+        """Forward; gives the outputs of the model in order."""
+        if self.leaves:
+            names, tensors = list(self.leaves), list(self.leaves.values())
+            results = Node.apply(self, names, *tensors)  # type: ignore[no-untyped-call]
+        else:
+            results = self.forward()
+        outputs, position = [], iter(results)
+        for argument in self.ready.graph.outputs:
+            outputs.append(next(position) if isinstance(argument, Ref) else argument)
+        return outputs
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Runs the program, then lets the new buffers be seen."""
+        run = self._run()
+        with torch.no_grad():
+            values = self.machine.forward(run, self._held())
+            names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
+            outputs = tuple(values[name] for name in names)
+            if self.net._nan == "raise" and any(
+                t.is_floating_point() and bool(t.isnan().any()) for t in outputs
+            ):
+                raise self.machine.find_nan(self._run(), self._held())
+            for target, name in self.ready.graph.mutations.items():
+                self.ready.changing[target]().copy_(values[name])
+        if not run.carriers:
+            run.held.clear()
+        self.run_state = run
+        return outputs
+
+    def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Backward; gives the gradients of parameters and inputs once all devices agree."""
+        run = self.run_state
+        if run is None:
+            raise RunError(
+                "backward ran through this call of net already. Add the losses up and call "
+                "backward once; retain_graph=True is not supported through a net."
+            )
+        self.run_state = None
+        recorder = self.links.recorder
+        if recorder is not None:
+            recorder.call, recorder.phase = self.number, "backward"
+        names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
+        known: dict[str, Tensor] = {}
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                known[name] = known[name] + grad if name in known else grad
+        self._open_backward(known)
+        with torch.no_grad():
+            found = self.machine.backward(run, known)
+        self._commit(found)
+        if recorder is not None:
+            recorder.memory()
+            recorder.flush()
+        return found
+
+    def _open_backward(self, known: Mapping[str, Tensor]) -> None:
+        sums, tolerance = digest(list(known.values()))
+        subject = fingerprint(sorted(known), self.number)
+        note = Note(BACKWARD, self.net.commits, subject, sums, tolerance=tolerance)
+        self.links.where = "the agreement before a backward pass"
+        story = f"backward of call {self.number}, gradients for {', '.join(sorted(known))}"
+        compare(self.links, note, explain=story)
+
+    def _commit(self, found: Mapping[str, Tensor]) -> None:
+        bad = ""
+        if self.net._nan == "raise":
+            bad = next((name for name, grad in found.items() if bool(grad.sum().isnan())), "")
+        note = Note(COMMIT, self.net.commits, "", NOTHING, flag=float(bool(bad)))
+        self.links.where = "the agreement after a backward pass"
+        flags = compare(self.links, note, explain=f"end of backward of call {self.number}")
+        if any(flags):
+            value = self.ready.graph.values.get(bad)
+            label = (value.target or bad) if value else "a parameter on another device"
+            devices = ", ".join(str(d) for d, flag in enumerate(flags) if flag)
+            raise NotANumber(
+                f"the gradient of {label} is NaN (seen on device {devices}). Lower the learning "
+                'rate, clip gradients or look at the data; nan="allow" lets it pass.'
+            )
+        self.net.commits += 1
+
+
+class Node(torch.autograd.Function):
+    """The one node that a call of net is in the user's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, names: list[str], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.names = call, names
+        ctx.set_materialize_grads(False)
+        outputs = call.forward()
+        assert call.run_state is not None
+        arrays = call.machine.program.outputs
+        results = [a.name for a in call.ready.graph.outputs if isinstance(a, Ref)]
+        fixed = [
+            tensor
+            for name, tensor in zip(results, outputs, strict=True)
+            if arrays[name] not in call.run_state.carriers
+        ]
+        ctx.mark_non_differentiable(*fixed)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        with ctx.call.net._careful():
+            found = ctx.call.backward(grads)
+        return (None, None, *(found.get(name) for name in ctx.names))
+
+
+def _autocast(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _check_parts(inputs: Mapping[str, Any], machine: Machine, links: Links) -> None:
+    """Every device holds what its steps read, or all are told who does not."""
+    parts = {name: leaf for name, leaf in inputs.items() if isinstance(leaf, Part)}
+    if not parts:
+        return
+    problem = ""
+    for name, part in parts.items():
+        boxes = machine.program.given.get(name)
+        if boxes and not part.box.contains(boxes[links.device]):
+            problem = (
+                f"input {name!r} holds {part.box} of {list(part.shape)}, this net needs "
+                f"{boxes[links.device]}"
+            )
+    flags = links.gather(torch.tensor([float(bool(problem))]), counted=False)
+    if bool(flags.any()):
+        told = problem or f"device {int(flags.flatten().argmax())} holds another part than it needs"
+        raise UsageError(f"{told}: it was fed for another plan. Feed it with tz.feed(loader, net).")
