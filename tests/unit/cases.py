@@ -112,6 +112,7 @@ RESIZES: dict[str, Case | Build] = {
     "bilinear 2 corners": resize(scale_factor=2, mode="bilinear", align_corners=True),
     "bilinear 1.7": resize(scale_factor=1.7, mode="bilinear"),
     "bilinear 1.7 corners": resize(scale_factor=1.7, mode="bilinear", align_corners=True),
+    "bilinear almost 1": resize(scale_factor=1.02, mode="bilinear"),
     "bilinear 3": resize(scale_factor=3, mode="bilinear"),
     "bilinear recomputed": resize(scale_factor=1.3, mode="bilinear", recompute_scale_factor=True),
     "bilinear up to size": resize(size=(71, 44), mode="bilinear"),
@@ -220,7 +221,7 @@ ARITHMETIC: dict[str, Case | Build] = {
     "detach": fn(lambda x: x * x.detach() + torch.zeros_like(x) + torch.full_like(x, 3.0)),
     "remainder": fn(lambda x: torch.remainder(x, 0.7) + torch.fmod(x, 0.9)),
     "logaddexp": two(lambda x, y: torch.logaddexp(x, y) + x.hypot(y) + x.xlogy(y * y)),
-    "float and back": fn(lambda x: x.float().double() * 2 + x.to(torch.float64)),
+    "float and back": fn(lambda x: x.detach().float().double() * x + x.to(torch.float64)),
     "comparison as mask": two(lambda x, y: x * (x > y).to(x.dtype) + y * (x.gt(0) & y.le(1))),
     "expand": fn(lambda x: x[:, :1].expand(-1, 6, -1, -1) * 2 + x[:, 1:2].expand(2, 6, H, W)),
 }  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import terrazzo as tz
 from terrazzo.geometry import Box, Span
 from terrazzo.graph.export import export
 from terrazzo.graph.rules import LOCAL, REDUCE, WHOLE, Axes, Local, place, rule_for
@@ -293,6 +294,13 @@ def test_only_what_mixes_positions_ends_the_tiles(title: str) -> None:
     }
     meant = {name for name, case in here.cases.items() if case.ends}
     assert set(ended) == meant, {name: ended.get(name) for name in set(ended) ^ meant}
+
+
+def test_draws_on_one_device_follow_the_same_keys() -> None:
+    """Masks depend on seed, step, operator and position alone; other tests use more devices."""
+    model, inputs = bundle(TABLES["random"])
+    report = tz.check(model, inputs)
+    assert report.ok, str(report)
 
 
 def test_every_role_is_covered() -> None:

@@ -57,9 +57,10 @@ def _meet(net: Net, reader: int) -> None:
 
 def _read(loader: Iterable[Any], net: Net, inputs: int) -> Iterator[Any]:
     links, reader = net.links, net.links.device
-    batches = iter(loader)
+    batches: Iterator[Any] | None = None
     while True:
         try:
+            batches = iter(loader) if batches is None else batches
             batch = next(batches, None)
             header, tensors = _describe(batch)
         except Exception as error:
