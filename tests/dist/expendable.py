@@ -1,0 +1,105 @@
+"""Expendable devices: fresh processes for tests that kill, stop or lose them.
+
+They are forked from a server that has loaded torch already, so each costs little. ``fate`` tells
+how each ended: what its function returned, what it raised, or that it is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ["pytest", "terrazzo.api", "torch._dynamo", "torch.export._trace"]
+_context = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Fate:
+    """``kind`` is done, raised, gone or silent; ``what`` the value or the name of the error."""
+
+    kind: str
+    what: Any = None
+    message: str = ""
+
+
+def _live(pipe: Connection, environment: dict[str, str], timeout_s: float, call: Any) -> None:
+    os.environ.update(environment)
+    sys.path.insert(0, str(Path(__file__).parent))
+    import torch
+    from devices import _load
+
+    import terrazzo as tz
+
+    torch.set_num_threads(1)
+    path, name, args = call
+    try:
+        tz.init(timeout_s=timeout_s)
+        pipe.send(Fate("done", getattr(_load(path), name)(*args)))
+    except Exception as error:
+        pipe.send(Fate("raised", type(error).__name__, str(error)))
+        raise SystemExit(1) from None
+
+
+def fates(
+    devices: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 30,
+    without: Sequence[int] = (),
+    ignoring: Sequence[int] = (),
+) -> list[Fate]:
+    """Runs ``function`` on fresh devices and tells how each ended.
+
+    ``timeout_s`` is the devices' own; ``without`` are never started, ``ignoring`` not waited for.
+    """
+    _context.set_forkserver_preload(PRELOAD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    call = (function.__code__.co_filename, function.__qualname__, args)
+    pipes, processes = {}, []
+    for device in range(devices):
+        if device in without:
+            continue
+        environment = {
+            "RANK": str(device), "WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        ours, theirs = _context.Pipe()
+        process = _context.Process(
+            target=_live, args=(theirs, environment, timeout_s, call), daemon=True
+        )
+        process.start()
+        theirs.close()
+        pipes[device] = ours
+        processes.append(process)
+    try:
+        deadline = time.monotonic() + 60
+        waited = [device for device in range(devices) if device in pipes]
+        return [
+            Fate("silent") if device in ignoring else _fate(pipes[device], deadline)
+            for device in waited
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(10)
+
+
+def _fate(pipe: Connection, deadline: float) -> Fate:
+    if not pipe.poll(max(deadline - time.monotonic(), 0)):
+        return Fate("silent")
+    try:
+        fate: Fate = pipe.recv()
+    except EOFError:
+        return Fate("gone")
+    return fate

@@ -1,0 +1,145 @@
+"""Starting: the script of the front page under torchrun and terrazzo run, and terrazzo check."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TERRAZZO = ("-m", "terrazzo.cli")
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import terrazzo as tz
+
+device = tz.init(timeout_s=60)
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+).double()
+x, y = torch.randn(10, 3, 21, 17).double(), torch.randint(4, (10,))
+loader = DataLoader(TensorDataset(x, y), batch_size=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+plain = "plain" in sys.argv
+net = model if plain else tz.parallelize(model, (x[:4],))
+losses = []
+for epoch in range(2):
+    for x, y in loader if plain else tz.feed(loader, net):
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step(); optimizer.zero_grad()
+        losses.append(loss.item())
+print("LOSSES", device, json.dumps(losses), flush=True)
+"""
+
+MODELS = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2))
+
+def chance():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.RReLU())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=folder, timeout=100
+    )
+
+
+def losses(*command: str, folder: Path) -> dict[int, list[float]]:
+    """What each device printed."""
+    done = run(*command, folder=folder)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("LOSSES ")[2] for line in done.stdout.splitlines() if "LOSSES" in line]
+    pairs = [line.split(" ", 1) for line in lines]
+    return {int(device): json.loads(numbers) for device, numbers in pairs}
+
+
+@pytest.mark.timeout(240)
+def test_the_same_script_prints_the_same_losses_however_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    plain = losses("train.py", "plain", folder=tmp_path)[0]
+    assert len(plain) == 6
+    assert plain[-1] < plain[0]
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "3")
+    port = ("--master-port", str(free_port()))
+    started = {
+        "terrazzo run": losses(*TERRAZZO, "run", "--on", "3", "train.py", folder=tmp_path),
+        "torchrun": losses(*torchrun, *port, "train.py", folder=tmp_path),
+    }
+    assert [sorted(found) for found in started.values()] == [[0, 1, 2]] * 2
+    for way, found in started.items():
+        for device, numbers in found.items():
+            assert numbers == pytest.approx(plain, rel=1e-10), f"{way}, device {device}"
+
+
+def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "models.py").write_text(MODELS)
+    return run(*TERRAZZO, "check", *arguments, folder=folder)
+
+
+def test_check_says_exact(tmp_path: Path) -> None:
+    done = check(tmp_path, "models.py:build", "--input", "2x3x27x19", "--on", "3")
+    assert done.returncode == 0, done.stderr
+    assert "exact on 3 devices" in done.stdout
+    assert "NOT" not in done.stdout
+    assert "100.0% of FLOPs" in done.stdout
+
+
+def test_check_says_not_exact_when_asked_for_the_impossible(tmp_path: Path) -> None:
+    done = check(
+        tmp_path, "models.py:build", "--input", "2x3x27x19", "--on", "2", "--tolerance", "1e-30"
+    )
+    assert done.returncode == 1, done.stderr
+    assert "NOT exact on 2 devices" in done.stdout
+
+
+def test_check_passes_on_what_a_device_refuses(tmp_path: Path) -> None:
+    done = check(tmp_path, "models.py:chance", "--input", "2x3x27x19", "--on", "1")
+    assert done.returncode == 2
+    assert "rrelu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ("models.py:nowhere", "nowhere"),
+        ("missing.py:build", "missing.py"),
+        ("models.py", "callable"),
+    ],
+)
+def test_check_cannot_find_the_model(tmp_path: Path, model: str, word: str) -> None:
+    done = check(tmp_path, model, "--input", "2x3x27x19", "--on", "1")
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_fails_under_run_gives_its_status_and_its_words(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys\nimport terrazzo as tz\nsys.exit(7 if tz.init(timeout_s=30) == 1 else 0)\n"
+    )
+    done = run(*TERRAZZO, "run", "--on", "2", "train.py", folder=tmp_path)
+    assert done.returncode == 7
+    assert "device1 failed" in done.stderr
