@@ -55,8 +55,13 @@ def _fresh(leaf: Any) -> Any:
     return leaf
 
 
+def size(tensor: Tensor) -> float:
+    """The norm of what is finite: one infinity must not make every gap look small."""
+    return float(tensor[tensor.isfinite()].double().norm())
+
+
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    return float(sum(float(t.double().norm()) ** 2 for t in tensors.values()) ** 0.5)
+    return float(sum(size(tensor) ** 2 for tensor in tensors.values()) ** 0.5)
 
 
 def row(what: str, plain: Named, spread: Named, tolerance: float) -> CheckRow:
@@ -67,7 +72,8 @@ def row(what: str, plain: Named, spread: Named, tolerance: float) -> CheckRow:
         if name not in plain or name not in spread:
             return CheckRow(what, float("inf"), f"{name} (only one side has it)", 1, tolerance)
         one, other = spread[name].double(), plain[name].double()
-        gap = float((one - other).norm()) / max(float(other.norm()), floor)
+        apart = torch.where(one == other, torch.zeros_like(other), one - other)  # also infinities
+        gap = float(apart.norm()) / max(size(other), floor)
         if not gap <= worst:
             worst, where = gap, name
     return CheckRow(what, worst, where, len(plain), tolerance)

@@ -98,8 +98,12 @@ class Devices:
 
     def call(self, path: str, name: str, args: Sequence[Sequence[Any]], timeout_s: float) -> Any:
         """Calls a function on all; ``args`` are the arguments of each."""
-        for pipe, own in zip(self.pipes, args, strict=True):
-            pipe.send((path, name, tuple(own)))
+        try:
+            for pipe, own in zip(self.pipes, args, strict=True):
+                pipe.send((path, name, tuple(own)))
+        except OSError as error:
+            self.close()
+            raise DeviceError(f"a device process ended before {name}: {error}") from error
         deadline = time.monotonic() + timeout_s
         answers: list[Any] = []
         for device, pipe in enumerate(self.pipes):
@@ -108,7 +112,7 @@ class Devices:
                 raise DeviceError(f"device {device} gave no answer within {timeout_s} s: {name}")
             try:
                 answers.append(pipe.recv())
-            except EOFError:
+            except (EOFError, OSError):
                 answers.append(("gone", f"device {device} ended", False))
         usable = all(answer[2] for answer in answers)
         failures = [

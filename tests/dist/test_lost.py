@@ -17,7 +17,8 @@ from plain import batches, twin
 from torch import nn
 
 import terrazzo as tz
-from terrazzo.errors import RunError
+from terrazzo.errors import LaunchError, RunError
+from terrazzo.runtime.start import join
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -188,6 +189,19 @@ def test_a_device_that_never_comes_is_named() -> None:
     for fate in found:
         assert (fate.kind, fate.what) == ("raised", "LaunchError")
         assert "device 1 of 3 did not join within 3 s" in fate.message
+
+
+def twice() -> str:
+    """Device 1 tries to join once more, as a second copy of it would."""
+    torch.distributed.destroy_process_group()
+    with pytest.raises(LaunchError) as refused:
+        join(os.environ, timeout_s=5)
+    return str(refused.value)
+
+
+def test_two_processes_cannot_be_the_same_device() -> None:
+    fate = fates(2, twice, timeout_s=5)[1]
+    assert "another process has joined as device 1" in str(fate.what)
 
 
 def test_without_device_0_there_is_no_meeting_point() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from terrazzo.errors import UsageError
+from terrazzo.runtime.start import join
 
 TERRAZZO = ("-m", "terrazzo.cli")
 
@@ -143,3 +148,26 @@ def test_a_script_that_fails_under_run_gives_its_status_and_its_words(tmp_path: 
     done = run(*TERRAZZO, "run", "--on", "2", "train.py", folder=tmp_path)
     assert done.returncode == 7
     assert "device1 failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"WORLD_SIZE": "3"}, "RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "three"}, "'three'"),
+        ({"RANK": "-1", "WORLD_SIZE": "3"}, "'-1'"),
+        ({"RANK": "3", "WORLD_SIZE": "3"}, "from 0 to 2"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(
+    environment: dict[str, str], word: str
+) -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} if "RANK" in environment else {}
+    with pytest.raises(UsageError, match=re.escape(word)):
+        join({**meeting, **environment}, timeout_s=1)
+
+
+def test_alone_there_is_nothing_to_join() -> None:
+    for environment in ({}, {"WORLD_SIZE": "1", "RANK": "0"}):
+        join(environment, timeout_s=1)
+    assert not torch.distributed.is_initialized()

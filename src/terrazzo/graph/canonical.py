@@ -187,6 +187,10 @@ def _dropout(call: Call) -> list[Node]:
             f"{call.layer or call.op}: the mask of a dropout is used by the model; "
             "draw it with torch.rand_like instead"
         )
+    x, p = call.args[:2]
+    if p in (0, 1):  # torch draws nothing here, and the next operator draws what this one would
+        op, args = ("aten.mul.Scalar", (x, 0.0)) if p else ("aten.alias.default", (x,))
+        return [call.node(op, args, call.parts[0])]
     return [call.node("terrazzo.dropout", call.args[:2], call.parts[0])]
 
 

@@ -22,7 +22,7 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
     """Joins the process group that the environment describes; without one, stays alone."""
     if dist.is_available() and dist.is_initialized():
         return
-    if int(environment.get("WORLD_SIZE", "1")) <= 1:
+    if _number(environment, "WORLD_SIZE", default=1) <= 1:
         return
     missing = [name for name in NEEDED if name not in environment]
     if missing:
@@ -37,7 +37,12 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
     # Only now: a build without torch.distributed has none.
     from torch.distributed.distributed_c10d import PrefixStore
 
-    device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    device, devices = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
+    if device >= devices:
+        raise UsageError(
+            f"RANK is {device} and WORLD_SIZE is {devices}: devices are numbered from 0 to "
+            f"{devices - 1}"
+        )
     limit = timedelta(seconds=timeout_s)
     try:
         store = _meeting_point(environment, limit)
@@ -56,6 +61,13 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         world_size=devices,
         timeout=limit,
     )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environment.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{name} is {text!r} in the environment: it must be a whole number")
+    return int(text)
 
 
 def _meeting_point(environment: Mapping[str, str], limit: timedelta) -> Store:
@@ -80,6 +92,10 @@ def _meeting_point(environment: Mapping[str, str], limit: timedelta) -> Store:
 
 def _wait_for_all(store: Store, device: int, devices: int, timeout_s: float) -> None:
     """Names who is missing, instead of failing to connect without a word."""
+    if store.add(f"count of {device}", 1) > 1:
+        raise LaunchError(
+            f"another process has joined as device {device} of {devices}: give each its own RANK"
+        )
     store.set(str(device), "here")
     missing = list(range(devices))
     deadline = time.monotonic() + timeout_s

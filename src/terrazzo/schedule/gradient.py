@@ -12,8 +12,7 @@ from terrazzo.records import Node
 from terrazzo.schedule.program import Compute, Exchange, Passes, Program, Spread, Take
 
 STOPS = frozenset(
-    f"aten.{name}.default"
-    for name in "detach zeros_like ones_like full_like empty_like sign round floor ceil".split()
+    f"aten.{name}.default" for name in "detach zeros_like ones_like full_like empty_like".split()
 ) | frozenset(f"terrazzo.{name}" for name in "bernoulli rand_like randn_like rand randn".split())
 
 
