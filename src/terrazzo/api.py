@@ -210,6 +210,7 @@ def check(
     for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor):  # drawn at random, it may differ between devices
             leaf.copy_(links.broadcast(leaf.detach().clone().contiguous()))
+    _same_model(exact, links)
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
     net = parallelize(
