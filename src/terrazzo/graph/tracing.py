@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from terrazzo.errors import ModelError
 from terrazzo.graph.regions import keep_regions
@@ -33,10 +34,17 @@ def trace(
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise ModelError(
-            f"{type(model).__name__} cannot be exported: {type(error).__name__}: {reason} "
-            "Wrap only the part with fixed shapes (model.backbone = tz.parallelize(...)) and "
-            "leave the rest ordinary PyTorch."
+            f"{type(model).__name__} cannot be exported for inputs {_shapes(args, kwargs)}: "
+            f"{type(error).__name__}: {reason.rstrip('.')}. Check the inputs; if shapes in the "
+            "model depend on data, wrap only the part with fixed shapes "
+            "(model.backbone = tz.parallelize(...))."
         ) from error
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    leaves = pytree.tree_leaves((args, kwargs))
+    found = ["x".join(map(str, x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
+    return ", ".join(found) or "without tensors"
 
 
 @contextlib.contextmanager
