@@ -357,8 +357,8 @@ def test_hooks_on_layers_are_refused() -> None:
         assert "conv1" in message
 
 
-def checkpointed() -> str:
-    """Recomputing around a net: refused, or as PyTorch does it."""
+def checkpointed() -> None:
+    """Recomputing around a net gives the gradients and statistics that it gives plain PyTorch."""
     plain = cnn(bias=False)
     net = tz.parallelize(twin(plain), (X,))
     for model in (plain, net):
@@ -367,12 +367,10 @@ def checkpointed() -> str:
         F.cross_entropy(out, Y).backward()
     assert_close(gradients(net), gradients(plain))
     assert_close(state(net), state(plain))
-    return refusal(UsageError, lambda: checkpoint(net, X, use_reentrant=False))
 
 
 def test_checkpoint_around_a_net() -> None:
-    for message in run_on(2, checkpointed):
-        assert "passes" in message
+    run_on(2, checkpointed)
 
 
 # ---- one decision for all -----------------------------------------------------------------------
