@@ -268,6 +268,17 @@ def test_a_batch_of_a_wrong_shape_is_refused_on_all() -> None:
         assert "export" in message
 
 
+def targets_first() -> str:
+    net = tz.parallelize(cnn(), (X,))
+    return refusal(TerrazzoError, lambda: list(tz.feed([{"label": Y, "image": X}], net)))
+
+
+def test_a_batch_with_its_targets_first_is_refused_with_a_remedy() -> None:
+    for message in run_on(2, targets_first):
+        assert "inputs come first in a batch" in message
+        assert "[3]" in message
+
+
 def different_readers() -> str:
     net = tz.parallelize(cnn(), (X,))
     feed = tz.feed([(X, Y)], net, reader=net.links.device)

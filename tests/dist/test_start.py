@@ -75,8 +75,7 @@ def losses(*command: str, folder: Path) -> dict[int, list[float]]:
     """What each device printed."""
     done = run(*command, folder=folder)
     assert done.returncode == 0, done.stderr
-    lines = [line.partition("LOSSES ")[2] for line in done.stdout.splitlines() if "LOSSES" in line]
-    pairs = [line.split(" ", 1) for line in lines]
+    pairs = re.findall(r"LOSSES (\d+) (\[[^\]]*\])", done.stdout)  # lines may run together
     return {int(device): json.loads(numbers) for device, numbers in pairs}
 
 

@@ -24,18 +24,19 @@ STEPS = 50
 
 
 def fifty_steps(kind: str, layout: str, groups: str) -> str:
+    """Device 0 compares with plain PyTorch; that all hold the same bits is compared outside."""
     plain = cnn(bias=kind == "sgd")
     net = tz.parallelize(twin(plain), (batches(1)[0][0],), layout=layout, groups=groups)
     data = batches(STEPS)
-    start = state(plain)
-    expected = train(plain, OPTIMIZERS[kind](plain.parameters()), data)
     losses = train(net, OPTIMIZERS[kind](net.parameters()), data)
-    assert losses == pytest.approx(expected, rel=1e-10)
-    assert losses[-1] != losses[0]
-    assert_close(state(net), state(plain))
-    moved = (state(net)["norm1.running_var"] - start["norm1.running_var"]).norm()
-    assert moved > 0.1, "the running statistics must have moved, or nothing was compared"
     assert net.realigned == 0, "like hardware has nothing to align"
+    if net.links.device == 0:
+        start = state(plain)
+        expected = train(plain, OPTIMIZERS[kind](plain.parameters()), data)
+        assert losses == pytest.approx(expected, rel=1e-10)
+        assert_close(state(net), state(plain))
+        moved = (state(net)["norm1.running_var"] - start["norm1.running_var"]).norm()
+        assert moved > 0.1, "the running statistics must have moved, or nothing was compared"
     return bits(net)
 
 

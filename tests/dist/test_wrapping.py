@@ -362,15 +362,21 @@ def checkpointed() -> None:
     plain = cnn(bias=False)
     net = tz.parallelize(twin(plain), (X,))
     for model in (plain, net):
-        F.cross_entropy(checkpoint(model, X, use_reentrant=True), Y)
         out = checkpoint(model, X.clone().requires_grad_(), use_reentrant=True)
         F.cross_entropy(out, Y).backward()
     assert_close(gradients(net), gradients(plain))
     assert_close(state(net), state(plain))
 
 
+def hooked_saving() -> str:
+    net = tz.parallelize(cnn(), (X,))
+    return refusal(TerrazzoError, lambda: checkpoint(net, X, use_reentrant=False))
+
+
 def test_checkpoint_around_a_net() -> None:
     run_on(2, checkpointed)
+    for message in run_on(2, hooked_saving):
+        assert "use_reentrant=False" in message
 
 
 # ---- one decision for all -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from terrazzo.errors import RunError, UsageError
+from terrazzo.errors import ModelError, RunError, UsageError
 from terrazzo.geometry import Box
 from terrazzo.runtime.agreement import FEED, NOTHING, Note, compare
 from terrazzo.runtime.net import Net
@@ -117,7 +117,15 @@ def _describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
 
 def _spread(net: Net, tensors: list[Tensor], inputs: int, reader: int) -> list[Any]:
     """Sends every device its part; ``tensors`` are real on the reader only."""
-    boxes = net.boxes([tuple(t.shape) for t in tensors[:inputs]])
+    shapes = [tuple(tensor.shape) for tensor in tensors[:inputs]]
+    try:
+        boxes = net.boxes(shapes)
+    except ModelError as error:
+        raise ModelError(
+            f"{error} tz.feed took the first of the tensors in a batch for the input of net, here "
+            f"{', '.join(str(list(shape)) for shape in shapes)}: inputs come first in a batch, and "
+            "inputs=2 says that there are two."
+        ) from error
     parts: list[Any] = [
         _scatter(net, tensor, box, reader)
         for tensor, box in zip(tensors[:inputs], boxes, strict=True)

@@ -96,6 +96,7 @@ class Call:
     def run(self) -> list[Any]:
         """Forward; gives the outputs of the model in order."""
         if self.leaves:
+            _refuse_hooks()
             names, tensors = list(self.leaves), list(self.leaves.values())
             results = Node.apply(self, names, *tensors)  # type: ignore[no-untyped-call]
         else:
@@ -204,6 +205,17 @@ class Node(torch.autograd.Function):
 
 def _autocast(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _refuse_hooks() -> None:
+    """What a net saves cannot be packed by others: recomputing it would be a call of its own."""
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    if hooks(True) is not None:
+        raise UsageError(
+            "net was called under saved-tensor hooks (torch.utils.checkpoint with "
+            "use_reentrant=False, or save_on_cpu), which cannot reach what a net saves: call it "
+            "outside of them; tz.parallelize(..., memory=) or passes= need less memory"
+        )
 
 
 def _check_parts(inputs: Mapping[str, Any], machine: Machine, links: Links) -> None:

@@ -36,6 +36,8 @@ class Lifetimes:
             if name in again
             and all(_group(steps[reader]) == _group(steps[index]) for reader in again[name])
         }
+        self.kept = frozenset(again) - inner
+        """What must not change between the forward and the backward pass."""
         self.forward_drops: list[list[str]] = [[] for _ in steps]
         self.last_drops: list[list[str]] = [[] for _ in steps]
         self.backward_drops: list[list[str]] = [[] for _ in steps]

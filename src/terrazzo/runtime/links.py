@@ -6,6 +6,7 @@ own, so that a few statistics never wait behind megabytes.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Links:
                 self._small = dist.new_group(timeout=limit)
                 self._bulk = dist.new_group(timeout=limit)
             self._sockets = connections() - before
+            atexit.register(self.close)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -177,6 +179,14 @@ class Links:
         hang_up(self._sockets)
         linger(self._store, self.device, range(1, self.devices))
         self._leave()
+
+    def close(self) -> None:
+        """Parts from the others; left to the end of the process, gloo's threads may crash it."""
+        if self._broken is None:
+            self._broken = RunError("this device has left the others")
+            hang_up(self._sockets)
+        if hasattr(self, "_small"):
+            del self._small, self._bulk
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from terrazzo.errors import NotANumber
+from terrazzo.errors import NotANumber, UsageError
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.lifetimes import Lifetimes
@@ -102,10 +102,12 @@ class Machine:
                 step.forward(run)
             for name in self._drops[index] if lean else self._lives.last_drops[index]:
                 run.held.pop(name, None)
+        run.versions = {n: run.held[n]._version for n in self._lives.kept if n in run.held}
         return {value: run.held[array] for value, array in self.program.outputs.items()}
 
     def backward(self, run: Run, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All steps in reverse; gives the complete gradients of the leaves, by name."""
+        self._check_unchanged(run)
         arrays = {value: self.program.outputs[value] for value in grads}
         run.live = reached(self.program, run.carriers, frozenset(arrays.values()))
         run.buckets = Buckets(self.links)
@@ -131,6 +133,18 @@ class Machine:
         run.saved.clear()
         run.grads.clear()
         return found
+
+    def _check_unchanged(self, run: Run) -> None:
+        """What is computed again must be computed from the same numbers."""
+        for name, version in run.versions.items():
+            if run.held[name]._version != version:
+                value = self.program.graph.values[self.program.arrays[name].value]
+                raise UsageError(
+                    f"the {value.kind if value.kind != 'node' else 'value'} "
+                    f"{value.target or value.name} was changed in place between net's forward and "
+                    "backward: passes compute from it again. Call backward before optimizer.step(),"
+                    " and give net a copy of what changes."
+                )
 
     def _is_leaf(self, name: str) -> bool:
         return name in self.program.graph.values and name not in self.program.graph.producer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import time
 from collections.abc import Mapping
@@ -61,6 +62,13 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         world_size=devices,
         timeout=limit,
     )
+    atexit.register(_part)
+
+
+def _part() -> None:
+    """Ends the process group that was joined here: torch at the end of a process is too late."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:

@@ -45,6 +45,8 @@ class Run:
     input_parts: dict[str, Tensor] = field(default_factory=dict)
     exclusive: set[str] = field(default_factory=set)
     """Gradients in memory of our own, which may be overwritten."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """How often the arrays that are kept for the backward pass have been written so far."""
     live: frozenset[str] = frozenset()
     buckets: Buckets | None = None
     autocast: torch.dtype | None = None
