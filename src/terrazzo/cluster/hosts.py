@@ -1,14 +1,22 @@
-"""The machines that devices live on; in this version, processes of this one."""
+"""The machines that devices live on: one small interface, and processes of this machine.
+
+Emulated devices (``terrazzo.lab``) implement the same interface, so launching is one code path.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
+from terrazzo.cluster.process import DeviceProcess
 from terrazzo.errors import LaunchError, UsageError
 
 LOCAL_ADDRESS = "127.0.0.1"
@@ -18,11 +26,40 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
+class Hosts(Protocol):
+    """One computer for each device, numbered from 0."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people call the devices."""
+
+    def address(self, device: int) -> str:
+        """Where the other devices reach it."""
+
+    def port(self) -> AbstractContextManager[int]:
+        """A port on the first device that is free while the block runs."""
+
+    def environment(self, device: int, *, port: int, base: Mapping[str, str]) -> dict[str, str]:
+        """What a process on the device finds: torchrun's variables, over ``base``."""
+
+    def run(
+        self, command: Sequence[str], *, device: int, environment: Mapping[str, str]
+    ) -> DeviceProcess:
+        """Starts a command on the device."""
+
+    def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        """Brings a file or folder of this machine to the device."""
+
+    def kill(self, device: int) -> None:
+        """Ends, at once, everything that was started on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHosts:
     """Devices that are processes on this machine and talk over its loopback interface."""
 
     devices: int
+    started: list[DeviceProcess] = field(default_factory=list, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -33,8 +70,8 @@ class LocalHosts:
         """Reads the value of ``--on``."""
         if not (text.isascii() and text.isdigit()) or int(text) < 1:
             raise UsageError(
-                f"--on {text} is not supported; this version starts local processes: give their "
-                "number, such as --on 4"
+                f"--on {text} is not supported here; give a number of local processes, such as "
+                "--on 4"
             )
         return cls(int(text))
 
@@ -57,9 +94,45 @@ class LocalHosts:
             "LOCAL_RANK": str(device),
             "WORLD_SIZE": str(self.devices),
             "LOCAL_WORLD_SIZE": str(self.devices),
-            "MASTER_ADDR": LOCAL_ADDRESS,
+            "MASTER_ADDR": self.address(0),
             "MASTER_PORT": str(port),
         }
+
+    def address(self, device: int) -> str:
+        return LOCAL_ADDRESS
+
+    def port(self) -> AbstractContextManager[int]:
+        return reserved_port()
+
+    def run(
+        self, command: Sequence[str], *, device: int, environment: Mapping[str, str]
+    ) -> DeviceProcess:
+        name = self.names[device]
+        process = DeviceProcess(command, device=device, name=name, environment=environment)
+        self.started.append(process)
+        return process
+
+    def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        copy_here(source, destination)
+
+    def kill(self, device: int) -> None:
+        for process in self.started:
+            if process.device == device and process.poll() is None:
+                process.signal(signal.SIGKILL)
+
+
+def copy_here(source: Path, destination: Path) -> None:
+    """Copies where devices share this machine's files; onto itself it is no copy at all."""
+    if source.resolve() == destination.resolve():
+        return
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, destination, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, destination)
+    except OSError as error:
+        raise LaunchError(f"cannot copy {source} to {destination}: {error}") from error
 
 
 def available_cores() -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from terrazzo.cluster.hosts import LocalHosts, reserved_port
+from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.process import DeviceProcess, Failure, LineStream
 from terrazzo.errors import LaunchError
@@ -52,7 +52,7 @@ class LaunchResult:
 
 def launch(
     command: Sequence[str],
-    devices: int,
+    hosts: Hosts | int,
     *,
     env: Mapping[str, str] | None = None,
     per_device_env: Sequence[Mapping[str, str]] | None = None,
@@ -61,22 +61,26 @@ def launch(
 ) -> LaunchResult:
     """Runs ``command`` once per device and waits until all have ended.
 
+    ``hosts`` says where; a number means that many processes of this machine.
+
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
     each line of stdout and stderr; without it lines are printed under the device's name.
     """
-    hosts = LocalHosts(devices)
+    if isinstance(hosts, int):
+        hosts = LocalHosts(hosts)
+    devices = len(hosts.names)
     extras: Sequence[Mapping[str, str]] = per_device_env or [{}] * devices
     _check(command, devices=devices, extras=extras)
     sink: _Sink = _Callback(output) if output else Printer(hosts.names)
     base = {**os.environ, **(env or {})}
     with ExitStack() as cleanup:
         signals = cleanup.enter_context(_Signals())
-        port = cleanup.enter_context(reserved_port())
+        port = cleanup.enter_context(hosts.port())
         processes: list[DeviceProcess] = []
-        for device, name in enumerate(hosts.names):
+        for device in range(devices):
             environment = hosts.environment(device, port=port, base={**base, **extras[device]})
-            process = DeviceProcess(command, device=device, name=name, environment=environment)
+            process = hosts.run(command, device=device, environment=environment)
             cleanup.callback(process.close)
             processes.append(process)
         result = _Watch(processes, sink=sink, signals=signals, grace_s=grace_s).until_done()
