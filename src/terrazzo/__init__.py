@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from terrazzo.api import agree, check, feed, init, parallelize, plan
+    from terrazzo.journal import log
     from terrazzo.records import CheckReport, Layout, Plan
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "check",
     "feed",
     "init",
+    "log",
     "parallelize",
     "plan",
 ]
@@ -32,6 +34,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'terrazzo' has no attribute {name!r}")
     if name in _RECORDS:
         from terrazzo import records as module
+    elif name == "log":
+        from terrazzo import journal as module  # type: ignore[no-redef]
     else:
         from terrazzo import api as module  # type: ignore[no-redef]
     return getattr(module, name)

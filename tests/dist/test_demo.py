@@ -60,7 +60,7 @@ def test_every_record_is_there(demo: tuple[Path, str]) -> None:
     folder, _ = demo
     names = {path.name for path in folder.iterdir()}
     assert {"run.json", "plan.json", "graph.json", "events-0.jsonl", "events-1.jsonl",
-            "losses.jsonl", "summary.json", "comparison.json", "detections.json", "report.html",
+            "summary.json", "comparison.json", "detections.json", "report.html",
             "alone", "weights.safetensors"} <= names  # fmt: skip
     reading = Reading.open(folder)
     assert reading.alone is not None

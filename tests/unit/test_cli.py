@@ -107,6 +107,43 @@ class TestRun:
         assert main(["run", "--on", "2", str(script)]) == 6
         assert "terrazzo: error: device1 failed with exit status 6" in capfd.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("words", "seen"),
+        [
+            (["{script}", "--on", "2"], ""),
+            (["{script}", "--on=2", "--epochs", "5"], "--epochs 5"),
+            (["--on", "2", "{script}", "--grace", "x"], "--grace x"),
+            (["--on=2", "{script}", "--help"], "--help"),
+        ],
+    )
+    def test_on_may_follow_the_script_directly(
+        self, words: list[str], seen: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        script = tmp_path / "train.py"
+        script.write_text("import sys; print('got', *sys.argv[1:])")
+        given = [word.format(script=script) for word in words]
+        assert main(["run", "--no-record", *given]) == 0
+        lines = sorted(capfd.readouterr().out.splitlines())
+        assert lines == [f"device{n} | got {seen}".rstrip() for n in range(2)]
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([], "on how many devices? Such as: terrazzo run --on 2 train.py"),
+            (["--lr", "1"], "Such as: terrazzo run --on 2 train.py --lr 1"),
+            (["--on"], "Such as: terrazzo run --on 2 train.py"),
+            (["--lr", "a b", "--on", "3"], "put it first: terrazzo run --on 3 train.py --lr 'a b'"),
+            (
+                ["--on=3", "--grace", "5"],
+                "terrazzo run --on 3 train.py --grace 5 (with --grace before train.py, if meant",
+            ),
+        ],
+    )
+    def test_or_the_right_command_is_named(
+        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert says in refused(capsys, "run", "train.py", *words)
+
     def test_missing_script(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "no script gone.py" in refused(capsys, "run", "--on", "2", "gone.py")
 
@@ -135,7 +172,10 @@ class TestRun:
         out, err = process.communicate(timeout=10)
         assert process.returncode == 130
         assert out == ""
-        assert [line for line in err.splitlines() if not line.startswith("device")] == []
+        assert err.splitlines() == [
+            "terrazzo | Ctrl-C: stopping device0, device1",
+            "terrazzo: stopped by Ctrl-C; nothing was recorded yet",
+        ]
 
 
 class TestCheckRefusals:

@@ -22,7 +22,8 @@ from terrazzo.cli.main import main
 from terrazzo.errors import UsageError
 from terrazzo.geometry import Box
 from terrazzo.records.event import Event
-from terrazzo.records.run import Run, RunFolder, loss_line, read_losses
+from terrazzo.records.run import Run, RunFolder
+from terrazzo.records.units import bytes_text, gap_text, seconds_text
 from terrazzo.report import canvas, png
 from terrazzo.report.page import page
 from terrazzo.report.planview import PlanView
@@ -32,7 +33,7 @@ from terrazzo.report.screen import Screen
 from terrazzo.report.steps import Step, steps_of
 from terrazzo.report.svg import tag
 from terrazzo.report.terminal import show
-from terrazzo.report.units import bytes_text, gap_text, seconds_text, ticks
+from terrazzo.report.ticks import ticks
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -42,24 +43,19 @@ from pathlib import Path
 import torch
 from torch import nn
 import terrazzo as tz
-from terrazzo.records import document
-from terrazzo.records.run import loss_line
 
-device, folder = tz.init(), Path(os.environ["TERRAZZO_RUN"])
+tz.init()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
                       nn.Conv2d(4, 2, 3, padding=1))
 x = torch.randn(2, 3, 24, 20)
 net = tz.parallelize(model, (x,))
-if device == 0:
-    net.plan.save(folder / "plan.json")
-    document.write(folder / "graph.json", net.prepare((x,)).graph.to_json())
 for step in range(1, int(sys.argv[1]) + 1):
     loss = net(x).square().mean()
     loss.backward()
-    if device == 0:
-        with (folder / "losses.jsonl").open("a") as lines:
-            lines.write(loss_line(step, loss.item()))
+    tz.log(loss=loss, rate=0.5 / step)
+    if step == 4:
+        tz.log(step=4, accuracy=float("nan"))
     if step > 5:
         time.sleep(0.05)
 """
@@ -128,7 +124,13 @@ class TestRecordedRun:
         assert sorted(reading.losses) == [1, 2, 3, 4]
         assert [step.call for step in reading.steps if step.is_whole] == [1, 2, 3, 4]
         assert [memory.device for memory in reading.memory] == [0, 1]
-        assert all(memory.peak_bytes > 50e6 for memory in reading.memory)
+        assert all(
+            0 < memory.idle_bytes <= memory.ready_bytes < memory.peak_bytes * 1.01
+            for memory in reading.memory
+        )
+        assert list(reading.curves) == ["loss", "rate", "accuracy"]
+        assert reading.curves["rate"] == {1: 0.5, 2: 0.25, 3: 0.5 / 3, 4: 0.125}
+        assert math.isnan(reading.curves["accuracy"][4])
         # Two rows of tiles. Of the middle map (2, 4, 24, 20) one row goes to the other device, and
         # its gradient comes back; of the output (2, 2, 24, 20) each sends its half. In float32:
         expected = 4 * (2 * (2 * 4 * 20) + 2 * 2 * 12 * 20)
@@ -175,7 +177,7 @@ class TestRecordedRun:
         assert {"compute", "exchange"} <= {row["cat"] for row in spans}
         assert all(row["dur"] >= 0 and row["ts"] >= 0 and row["name"] for row in spans)
         assert len(spans) == sum(event.kind != "note" for event in Reading.open(recorded).events)
-        assert any(row["ph"] == "C" and row["args"]["peak_bytes"] > 0 for row in rows)
+        assert any(row["ph"] == "C" and row["args"].get("peak_bytes", 0) > 0 for row in rows)
 
     def test_forty_columns_of_ascii(self, copied: Path) -> None:
         env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0",
@@ -202,14 +204,12 @@ class TestTrouble:
         data = events.read_bytes()
         events.write_bytes(data[: len(data) * 6 // 10])
         (copied / "events-0.jsonl").write_bytes(b"\0" * 100 + data[:50])
-        losses = copied / "losses.jsonl"
-        losses.write_text(losses.read_text()[:-9])
         record = json.loads((copied / "run.json").read_text())
         (copied / "run.json").write_text(json.dumps({**record, "ended_s": None}))
         assert main(["report", str(copied)]) == 0
         assert "its end was not recorded" in capsys.readouterr().out
         reading = Reading.open(copied)
-        assert sorted(reading.losses) == [1, 2, 3]
+        assert not reading.losses
         assert reading.steps and not any(step.is_whole for step in reading.steps)
         assert "<svg" in (copied / "report.html").read_text()
 
@@ -432,12 +432,6 @@ class TestWords:
         assert ticks(0.0, 39.0, 4) == [0.0, 10.0, 20.0, 30.0]
         assert ticks(0.0, 0.0) == [0.0]
         assert ticks(math.nan, 1.0) == []
-
-    def test_losses_come_back(self, tmp_path: Path) -> None:
-        path = tmp_path / "losses.jsonl"
-        path.write_text(loss_line(1, 0.1) + loss_line(2, math.nan) + '{"step": 3, "lo')
-        found = read_losses(path)
-        assert found[1] == 0.1 and math.isnan(found[2]) and len(found) == 2
 
     @pytest.mark.parametrize("command", ["demo", "report"])
     def test_every_help_has_an_example(

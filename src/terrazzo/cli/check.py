@@ -81,15 +81,22 @@ def add_to(commands: Commands) -> None:
 def check(options: argparse.Namespace) -> int:
     hosts = LocalHosts.parse(options.on)
     job = _job(options, devices=hosts.devices)
+    try:
+        report = _made(job, hosts)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("; nothing was compared, no device is left running") from None
+    show(report, job=job)
+    return 0 if report.ok else 1
+
+
+def _made(job: CheckJob, hosts: LocalHosts) -> CheckReport:
     with tempfile.TemporaryDirectory(prefix="terrazzo-check-") as folder:
         desk = Path(folder)
         job.write(desk)
         command = [sys.executable, "-m", "terrazzo.cli.check_worker", folder]
         printer = Printer(hosts.names, out=sys.stderr)  # stdout is for the result alone
         result = launch(command, hosts.devices, output=printer.line)
-        report = _report(desk, result)
-    show(report, job=job)
-    return 0 if report.ok else 1
+        return _report(desk, result)
 
 
 def _job(options: argparse.Namespace, *, devices: int) -> CheckJob:

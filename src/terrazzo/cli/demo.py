@@ -19,12 +19,12 @@ from terrazzo.demo.progress import TrainingProgress
 from terrazzo.errors import RunError, UsageError
 from terrazzo.records import document
 from terrazzo.records.run import RunFolder
+from terrazzo.records.units import count_text, seconds_text
 from terrazzo.report.page import page
 from terrazzo.report.reading import ALONE, Reading
 from terrazzo.report.screen import Screen
 from terrazzo.report.summary import summary_json
 from terrazzo.report.terminal import show
-from terrazzo.report.units import count_text, seconds_text
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -88,9 +88,19 @@ def demo(options: argparse.Namespace) -> int:
     )
     try:
         _train_both(job, folder, hosts.devices, screen)
+        ok = _shown(folder, screen)
     except KeyboardInterrupt:
-        print(f"terrazzo: what was recorded so far is in {folder.path}", file=sys.stderr)
-        raise
+        words = f"; no device is left running, what was recorded so far is in {folder.path}"
+        raise KeyboardInterrupt(words) from None
+    screen.line()
+    screen.line(f"The whole demo took {seconds_text(time.monotonic() - begin_s)}. Look closer:")
+    screen.raw(f"  {folder.file('report.html')}")
+    screen.raw(f"  terrazzo report {folder.path} --trace trace.json")
+    return 0 if ok else 1
+
+
+def _shown(folder: RunFolder, screen: Screen) -> bool:
+    """Compares both trainings, writes and prints the report; whether the weights agree."""
     weights = [path / "weights.safetensors" for path in (folder.path, folder.file(ALONE))]
     comparison = compare_weights(*weights)
     document.write(folder.file("comparison.json"), comparison.to_json() + "\n")
@@ -99,11 +109,7 @@ def demo(options: argparse.Namespace) -> int:
     save(folder.file("report.html"), page(reading))
     screen.line()
     show(reading, screen)
-    screen.line()
-    screen.line(f"The whole demo took {seconds_text(time.monotonic() - begin_s)}. Look closer:")
-    screen.raw(f"  {folder.file('report.html')}")
-    screen.raw(f"  terrazzo report {folder.path} --trace trace.json")
-    return 0 if comparison.ok else 1
+    return comparison.ok
 
 
 def _job(options: argparse.Namespace) -> DemoJob:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from terrazzo.errors import TerrazzoError
+
+if TYPE_CHECKING:
+    import argparse
 
 BAD_USAGE = 2
 INTERRUPTED = 130
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TerrazzoError as error:
         print(f"terrazzo: error: {error}", file=sys.stderr)
         return BAD_USAGE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        print(f"terrazzo: stopped by Ctrl-C{stop}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has gone; point stdout elsewhere so that the flush at exit stays quiet.
@@ -58,6 +60,9 @@ def _forgive(stream: TextIO) -> None:
 
 def parser() -> argparse.ArgumentParser:
     # Loaded only now: Ctrl-C in the meantime ends as quietly as it does later.
+    import argparse
+    from importlib import metadata
+
     from terrazzo.cli import check, completion, demo, report, run
 
     top = argparse.ArgumentParser(

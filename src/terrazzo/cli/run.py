@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 RUNS = Path("runs")
+OWN = ("--on", "--grace", "--run-dir", "--no-record")
 EXAMPLES = """\
 examples:
   terrazzo run --on 3 train.py --epochs 5
@@ -25,10 +27,11 @@ examples:
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
 
-Options of terrazzo run stand before the script; what follows the script is the script's own. Each
-process gets torchrun's environment variables; terrazzo.init() reads them. What the devices do is
-recorded in a new folder under runs/, unless --no-record says otherwise. Ctrl-C ends all devices.
-The exit status is that of the first device that failed (128 + n for signal n), or 0.
+Options of terrazzo run stand before the script; what follows the script is the script's own, but
+for an --on right after it where there is none before. Each process gets torchrun's environment
+variables; terrazzo.init() reads them. What the devices do is recorded in a new folder under runs/,
+unless --no-record says otherwise. Ctrl-C ends all devices. The exit status is that of the first
+device that failed (128 + n for signal n), or 0.
 """
 
 
@@ -40,7 +43,7 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", required=True, metavar="N", help="devices: processes here")
+    parser.add_argument("--on", metavar="N", help="devices: processes here (must be given)")
     parser.add_argument(
         "--grace",
         type=float,
@@ -61,6 +64,8 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.on is None:
+        _take_on_after_script(options)
     hosts = LocalHosts.parse(options.on)
     if not Path(options.script).is_file():
         raise UsageError(f"no script {options.script}; give the path of a Python file")
@@ -76,17 +81,49 @@ def run(options: argparse.Namespace) -> int:
     return result.exit_status
 
 
+def _take_on_after_script(options: argparse.Namespace) -> None:
+    """``run train.py --on 3``: ours, where nothing else that follows could be meant for us."""
+    words = list(options.arguments)
+    place = next((i for i, word in enumerate(words) if _flag(word) == "--on"), None)
+    if place is None or (words[place] == "--on" and place + 1 == len(words)):
+        again = shlex.join(["terrazzo", "run", "--on", "2", options.script, *words[:place]])
+        raise UsageError(f"--on is missing: on how many devices? Such as: {again}")
+    size = 1 if "=" in words[place] else 2
+    value = words[place].partition("=")[2] if size == 1 else words[place + 1]
+    rest = words[:place] + words[place + size :]
+    again = shlex.join(["terrazzo", "run", "--on", value, options.script, *rest])
+    unsure = [_flag(word) for word in rest if _flag(word) in OWN]
+    if place > 0 or unsure:
+        also = f" (with {' and '.join(unsure)} before {options.script}, if meant for terrazzo run)"
+        raise UsageError(
+            f"--on stands among the arguments of {options.script}; put it first: "
+            f"{again}{also if unsure else ''}"
+        )
+    options.on, options.arguments = value, rest
+
+
+def _flag(word: str) -> str:
+    return word.partition("=")[0]
+
+
 def _recorded(command: list[str], devices: int, options: argparse.Namespace) -> LaunchResult:
     name = Path(options.script).stem
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
     try:
-        return launch_recorded(command, devices, folder=folder, name=name, grace_s=options.grace)
-    finally:
-        if folder.has_records:
-            print(
-                f"terrazzo: recorded in {folder.path}; look at it with: "
-                f"terrazzo report {folder.path}",
-                file=sys.stderr,
-            )
-        elif options.run_dir is None:
-            folder.discard()  # the script made no use of Terrazzo: there is nothing to look at
+        result = launch_recorded(command, devices, folder=folder, name=name, grace_s=options.grace)
+    except KeyboardInterrupt:
+        words = _kept(folder, options) or "nothing was recorded yet"
+        raise KeyboardInterrupt(f"; {words}") from None
+    words = _kept(folder, options)
+    if words:
+        print(f"terrazzo: {words}", file=sys.stderr)
+    return result
+
+
+def _kept(folder: RunFolder, options: argparse.Namespace) -> str:
+    """Where the records are; a folder of ours in which there are none is removed."""
+    if folder.has_records:
+        return f"recorded in {folder.path}; look at it with: terrazzo report {folder.path}"
+    if options.run_dir is None:
+        folder.discard()  # the script made no use of Terrazzo: there is nothing to look at
+    return ""

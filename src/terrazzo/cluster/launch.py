@@ -11,6 +11,7 @@ Whatever way it ends, no process of any device's group is left behind.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -30,6 +31,7 @@ from terrazzo.errors import LaunchError
 TICK_S = 0.02
 STOP_S = 5.0  # between asking a process to end and ending it
 DRAIN_S = 2.0  # how long what a device left running may hold its output open
+TRACEBACK = re.compile(r"(\[rank\d+\]: *)?(Traceback \(most recent call|Exception ignored in)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ class _Watch:
         self._grace_s = grace_s
         self._first_failed: DeviceProcess | None = None
         self._ended_s: dict[int, float] = {}
+        self._hushed: set[int] = set()
         self._signals_handled = 0
         self._orders: list[tuple[float, int]] = []  # (when, signal) still to be sent to all
         self._selector = selectors.DefaultSelector()
@@ -207,6 +210,11 @@ class _Watch:
         for line in lines:
             if is_error:
                 process.last_lines.append(line)
+                # Stopped by hand, a device's traceback says nothing about the script.
+                if self._signals.seen and TRACEBACK.match(line):
+                    self._hushed.add(process.device)
+                if process.device in self._hushed:
+                    continue
             self._sink.line(process.device, line, is_error=is_error)
 
     def _note_ends(self) -> None:
@@ -237,7 +245,11 @@ class _Watch:
             now_s = time.monotonic()
             first = self._signals_handled == 0
             self._orders = [(now_s, number), (now_s + STOP_S, signal.SIGKILL)]
-            if not first:
+            if first:
+                names = ", ".join(process.name for process in self._running())
+                cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+                self._sink.notice(f"{cause}: stopping {names or 'nobody, all have ended'}")
+            else:
                 self._orders = [(now_s, signal.SIGKILL)]
             self._signals_handled += 1
 

@@ -9,8 +9,8 @@ from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from terrazzo.records.units import loss_text, seconds_text
 from terrazzo.report.screen import Screen
-from terrazzo.report.units import loss_text, seconds_text
 
 LINES = 10
 """How many lines a training prints where nothing can move."""

@@ -1,7 +1,7 @@
 """The demo's training script, as each device runs it: ``python -m terrazzo.demo.training``.
 
-An ordinary script but for what it measures: it notes its memory before there is a model, keeps the
-plan, the losses and the final weights, and prints a line of JSON per step for the progress bar.
+An ordinary script, but that it keeps the final weights and what they find, and prints a line of
+JSON per step for the progress bar.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,8 @@ from terrazzo.demo.job import DemoJob
 from terrazzo.errors import TerrazzoError
 from terrazzo.records import document
 from terrazzo.records.detections import Detections, Mark, Scene
-from terrazzo.records.run import loss_line
 from terrazzo.report import png
 from terrazzo.runtime.net import Net
-from terrazzo.runtime.recorder import Recorder
 from terrazzo.zoo.data import CLASSES, DetectionSet, make_detection
 from terrazzo.zoo.yolo import ANCHORS_SMALL, YoloLoss, decode, yolov2_small
 
@@ -56,36 +52,28 @@ def main() -> int:
 
 def train(job: DemoJob, desk: Path, folder: Path) -> None:
     device = tz.init()
-    idle_bytes = resident_bytes()
     torch.manual_seed(job.seed)
     model = yolov2_small(classes=len(CLASSES)).double()
     example = torch.zeros(job.batch, 3, job.size, job.size, dtype=torch.float64)
     net = tz.parallelize(model, (example,))
-    note_memory(net.links.recorder, idle_bytes)
     pictures = DetectionSet(_made(job, desk / "data")) if device == 0 else None
-    if device == 0:
-        net.plan.save(folder / "plan.json")
-        document.write(folder / "graph.json", net.prepare((example,)).graph.to_json() + "\n")
     criterion = YoloLoss(ANCHORS_SMALL)
     optimizer = torch.optim.AdamW(net.parameters(), job.learning_rate)
     # A quick rise and a long fall; a very short run sees the rise only.
     schedule = OneCycleLR(
         optimizer, job.learning_rate, total_steps=max(job.steps, 10), pct_start=0.2
     )
-    with (folder / "losses.jsonl").open("a") as losses:
-        loader = batches(pictures, job) if pictures else None
-        for step, (x, y) in enumerate(tz.feed(loader, net), start=1):
-            loss = criterion(net(x.double() / 255), y)
-            loss.backward()
-            optimizer.step()
-            if step < job.steps:
-                schedule.step()
-            optimizer.zero_grad()
-            note_traffic(net)
-            if device == 0:
-                losses.write(loss_line(step, loss.item()))
-                losses.flush()
-                print(json.dumps({"step": step, "loss": loss.item()}))
+    loader = batches(pictures, job) if pictures else None
+    for step, (x, y) in enumerate(tz.feed(loader, net), start=1):
+        loss = criterion(net(x.double() / 255), y)
+        loss.backward()
+        optimizer.step()
+        tz.log(loss=loss, rate=schedule.get_last_lr()[0])
+        if step < job.steps:
+            schedule.step()
+        optimizer.zero_grad()
+        if device == 0:
+            print(json.dumps({"step": step, "loss": loss.item()}))
     if pictures:
         state = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
         save_file(state, folder / "weights.safetensors")
@@ -105,35 +93,6 @@ def batches(pictures: DetectionSet, job: DemoJob) -> Iterator[Any]:
     )
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
     return itertools.islice(epochs, job.steps)
-
-
-def resident_bytes() -> float:
-    """The memory this process holds now."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return float(pages * resource.getpagesize())
-    except (OSError, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def note_memory(recorder: Recorder | None, idle_bytes: float) -> None:
-    """Notes what was measured so far, and lets the peak of training begin anew."""
-    if recorder is None:
-        return
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    recorder.note("idle", resident_bytes=idle_bytes)
-    recorder.note("setup", peak_bytes=peak, resident_bytes=resident_bytes())
-    with suppress(OSError):  # Linux can forget a peak; elsewhere it includes setting up
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def note_traffic(net: Net) -> None:
-    """The counters of this device so far: sums in the background are in no span."""
-    recorder, counters = net.links.recorder, net.links.counters
-    if recorder is not None:
-        sent, summed = float(counters.sent_bytes), float(counters.summed_bytes)
-        recorder.note("traffic", sent_bytes=sent, summed_bytes=summed)
-        recorder.flush()
 
 
 def look(net: Net, pictures: DetectionSet, folder: Path) -> None:

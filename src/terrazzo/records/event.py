@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite, nan
 from pathlib import Path
 
 KINDS = ("compute", "exchange", "sum", "agree", "feed", "note")
@@ -16,7 +17,8 @@ class Event:
     """A span of time on a device, in seconds of that device's clock since the epoch.
 
     ``call`` counts the calls of net; ``phase`` is forward, backward or feed. ``bytes`` is the
-    payload sent. A note carries measurements (memory, say) in ``values`` and has no length.
+    payload sent. A note carries measurements (memory, say) or what a script logged in ``values``
+    and has no length; what JSON has no word for (NaN, an infinity) comes back as NaN.
     """
 
     device: int
@@ -39,12 +41,16 @@ class Event:
             f'[{self.device}, {self.call}, "{self.phase}", "{self.kind}", {_quoted(self.name)}, '
             f"{self.begin_s:.6f}, {self.end_s:.6f}, {self.bytes}"
         )
-        return f"{row}, {json.dumps(dict(self.values))}]" if self.values else row + "]"
+        if not self.values:
+            return row + "]"
+        told = {name: value if isfinite(value) else None for name, value in self.values}
+        return f"{row}, {json.dumps(told)}]"
 
     @classmethod
     def from_line(cls, line: str) -> Event:
         device, call, phase, kind, name, begin_s, end_s, sent, *rest = json.loads(line)
-        values = tuple(rest[0].items()) if rest else ()
+        told = rest[0].items() if rest else ()
+        values = tuple((key, nan if value is None else value) for key, value in told)
         return cls(device, call, phase, kind, name, begin_s, end_s, sent, values)
 
 

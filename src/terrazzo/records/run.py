@@ -4,8 +4,7 @@ runs/20260131-142530-train/
     run.json          this record; its end is filled in when the run is over
     plan.json         the plan, and
     graph.json        the model it is for
-    events-0.jsonl    one file of spans per device
-    losses.jsonl      one line per step, if the script writes them
+    events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
     report.html       made by terrazzo report
 """
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -187,25 +185,3 @@ def _no_folder(path: Path, error: OSError) -> UsageError:
         f"nothing can be recorded in {path}: {reason}. Name another folder with --run-dir, or "
         "run with --no-record"
     )
-
-
-def loss_line(step: int, loss: float) -> str:
-    """One line of losses.jsonl; what JSON has no word for (NaN) is null."""
-    return json.dumps({"step": step, "loss": loss if math.isfinite(loss) else None}) + "\n"
-
-
-def read_losses(path: Path) -> dict[int, float]:
-    """Losses by step; a line cut short by a crash is passed over."""
-    found: dict[int, float] = {}
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-            loss = row["loss"]
-            found[int(row["step"])] = math.nan if loss is None else float(loss)
-        except (ValueError, TypeError, KeyError):
-            continue
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from terrazzo.report.svg import Markup, percent, tag
-from terrazzo.report.units import ticks
+from terrazzo.report.ticks import ticks
 
 SCALE = 1000.0
 

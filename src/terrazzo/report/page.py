@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from terrazzo.records.run import Run
+from terrazzo.records.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report import pictures
 from terrazzo.report.charts import (
     Axis,
@@ -24,7 +25,6 @@ from terrazzo.report.reading import Reading
 from terrazzo.report.steps import CATEGORIES, mean_split
 from terrazzo.report.svg import Markup, join, tag
 from terrazzo.report.timeline import timelines
-from terrazzo.report.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report.verdict import facts, verdict
 
 KIND_WORDS = {
@@ -43,6 +43,7 @@ def page(reading: Reading) -> str:
     shown = view(reading.graph, reading.plan)
     sections = [
         _losses(reading),
+        _numbers(reading),
         _plan(reading, shown),
         _memory(reading),
         _time(reading),
@@ -111,6 +112,21 @@ def _losses(reading: Reading) -> Markup | None:
         "In float64 only the order of sums differs, so rounding is all that may be left."
     )
     return _section("Loss: both curves lie on each other", tag("p", words), chart, _gaps(gaps, x))
+
+
+def _numbers(reading: Reading) -> Markup | None:
+    """What else the script logged, each on a scale of its own."""
+    names = [name for name in reading.curves if name != "loss"]
+    if not names:
+        return None
+    charts = []
+    for name in names:
+        points = [(float(step), value) for step, value in reading.curves[name].items()]
+        curve = Curve(loss_text(points[-1][1]), "many", points)
+        x = linear_axis([step for step, _ in points], most=6)
+        y = linear_axis([value for _, value in points], most=3)
+        charts.append(line_chart([curve], x=x, y=y, x_title="step", y_title=name, height=90))
+    return _section("Other numbers the script logged", tag("div", *charts, class_="numbers"))
 
 
 def _gaps(gaps: dict[int, float], x: Axis) -> Markup:

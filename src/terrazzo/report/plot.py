@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from terrazzo.report.units import ticks
+from terrazzo.report.ticks import ticks
 
 BOTH, FIRST, SECOND = "●", "x", "○"
 

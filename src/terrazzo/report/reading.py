@@ -15,7 +15,8 @@ from terrazzo.records import Graph, Plan
 from terrazzo.records.comparison import Comparison
 from terrazzo.records.detections import Detections
 from terrazzo.records.event import Event, read_events
-from terrazzo.records.run import Run, RunFolder, read_losses
+from terrazzo.records.run import Run, RunFolder
+from terrazzo.report.curves import curves_of
 from terrazzo.report.memory import Memory, memory_of
 from terrazzo.report.steps import Step, steps_of
 from terrazzo.report.traffic import sent_bytes
@@ -36,7 +37,6 @@ class Reading:
     path: Path
     run: Run | None
     events: tuple[Event, ...]
-    losses: Mapping[int, float]
     plan: Plan | None = None
     graph: Graph | None = None
     alone: Reading | None = None
@@ -60,7 +60,6 @@ class Reading:
             path=path,
             run=run,
             events=_events(path),
-            losses=read_losses(path / "losses.jsonl"),
             plan=_record(path / "plan.json", Plan.from_json),
             graph=_record(path / "graph.json", Graph.from_json),
             alone=cls.open(inner) if (inner / "run.json").is_file() else None,
@@ -78,6 +77,15 @@ class Reading:
             return self.run.devices
         numbers = (re.search(r"\d+", path.name) for path in self.path.glob("events-*.jsonl"))
         return max((int(found.group()) + 1 for found in numbers if found), default=1)
+
+    @cached_property
+    def curves(self) -> dict[str, dict[int, float]]:
+        """By name, the numbers that the script logged, by step."""
+        return curves_of(self.events)
+
+    @property
+    def losses(self) -> Mapping[int, float]:
+        return self.curves.get("loss", {})
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:

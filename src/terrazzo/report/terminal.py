@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from terrazzo.errors import UsageError
+from terrazzo.records.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report import canvas, png
 from terrazzo.report.memory import Memory
 from terrazzo.report.planview import GroupRow, PlanView, view
@@ -12,7 +14,6 @@ from terrazzo.report.plot import plot
 from terrazzo.report.reading import Reading
 from terrazzo.report.screen import Screen
 from terrazzo.report.steps import CATEGORIES, mean_split
-from terrazzo.report.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report.verdict import verdict
 
 MOST_PICTURES = 3
@@ -24,8 +25,9 @@ def show(reading: Reading, screen: Screen) -> None:
     screen.line(f"run {reading.title}", "bold")
     ending = run.ending if run else "started without terrazzo run, so its end is not known"
     screen.line(f"{count_text(reading.devices, 'device')}, {ending}")
-    _plan(view(reading.graph, reading.plan), screen)
+    show_plan(view(reading.graph, reading.plan), screen)
     _losses(reading, screen)
+    _numbers(reading, screen)
     _memory(reading, screen)
     _traffic(reading, screen)
     _time(reading, screen)
@@ -36,7 +38,8 @@ def show(reading: Reading, screen: Screen) -> None:
         screen.line(sentence, "bold green" if ok else "bold red")
 
 
-def _plan(shown: PlanView | None, screen: Screen) -> None:
+def show_plan(shown: PlanView | None, screen: Screen) -> None:
+    """The tiles over the input, and one row per group."""
     if shown is None:
         return
     batch, channels, *_ = shown.input_shape
@@ -52,7 +55,9 @@ def _plan(shown: PlanView | None, screen: Screen) -> None:
 def _groups(groups: Sequence[GroupRow], screen: Screen) -> None:
     """One row per group; groups in one layout say so once."""
     layouts = dict.fromkeys(group.layout for group in groups)
-    screen.line(f"{', '.join(layouts)}; fetched from other devices before each group:")
+    alone = not any(group.forward_bytes for group in groups)
+    fetched = "" if alone else "; fetched from other devices before each group:"
+    screen.line(f"{', '.join(layouts)}{fetched}")
     names = [group.title for group in groups]
     narrow = screen.width < 60
     wide = max(min(max(map(len, names)), screen.width - (16 if narrow else 36)), 8)
@@ -87,6 +92,19 @@ def _losses(reading: Reading, screen: Screen) -> None:
             f"final weights differ by {gap_text(weights.weights_worst)} at most "
             f"({weights.tensors} tensors)"
         )
+
+
+def _numbers(reading: Reading, screen: Screen) -> None:
+    """What else the script logged: how it began, how it ended, and between what it lay."""
+    rows = {name: curve for name, curve in reading.curves.items() if name != "loss"}
+    if not rows:
+        return
+    screen.title("Other numbers the script logged")
+    for name, curve in rows.items():
+        first, last = loss_text(curve[min(curve)]), loss_text(curve[max(curve)])
+        finite = [value for value in curve.values() if math.isfinite(value)]
+        between = f", from {loss_text(min(finite))} to {loss_text(max(finite))}" if finite else ""
+        screen.line(f"{name}: {first} at first, {last} at step {max(curve)}{between}")
 
 
 def _memory(reading: Reading, screen: Screen) -> None:

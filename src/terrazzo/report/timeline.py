@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terrazzo.records.event import Event
+from terrazzo.records.units import bytes_text, seconds_text
 from terrazzo.report.steps import Step
 from terrazzo.report.svg import Markup, percent, tag
-from terrazzo.report.units import bytes_text, seconds_text, ticks
+from terrazzo.report.ticks import ticks
 
 ROW_PX, GAP_PX, AXIS_PX = 26, 8, 20
 MOST_SPANS = 4000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,10 +27,14 @@ def trace_json(events: Iterable[Event], *, title: str) -> str:
 def _row(event: Event, start_s: float) -> dict[str, Any]:
     at: dict[str, Any] = {"pid": event.device, "tid": 0, "ts": _us(event.begin_s - start_s)}
     if event.kind == "note":
-        return {"ph": "C", "name": event.name, **at, "args": dict(event.values)}
+        return {"ph": "C", "name": event.name, **at, "args": _finite(event)}
     facts = {"step": event.call, "phase": event.phase, "sent_bytes": event.bytes}
     return {"ph": "X", "name": event.name, "cat": event.kind, **at, "dur": _us(event.seconds),
             "args": facts}  # fmt: skip
+
+
+def _finite(event: Event) -> dict[str, float]:
+    return {name: value for name, value in event.values if math.isfinite(value)}
 
 
 def _us(seconds: float) -> float:

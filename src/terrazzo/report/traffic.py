@@ -33,7 +33,7 @@ def _from_notes(events: Iterable[Event], devices: int) -> dict[int, dict[str, fl
         for name, kind in KINDS.items():
             if len(rows) > 1:
                 spent = rows[-1].get(name, 0.0) - rows[0].get(name, 0.0)
-                found[device][kind] = spent / (len(rows) - 1)
+                found[device][kind] = spent / (rows[-1]["steps"] - rows[0]["steps"])
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from terrazzo.records.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report.reading import Reading
-from terrazzo.report.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 
 TOLERANCE = 1e-10
 
@@ -57,8 +57,11 @@ def _memory_facts(reading: Reading) -> list[Fact]:
         return []
     own = max(memory.own_bytes for memory in reading.memory)
     if reading.alone is None or not reading.alone.memory:
-        peak = max(memory.peak_bytes for memory in reading.memory)
-        return [Fact(bytes_text(peak), "peak memory of a device, idle process included")]
+        peak = bytes_text(max(memory.peak_bytes for memory in reading.memory))
+        if not all(memory.idle_bytes for memory in reading.memory):
+            return [Fact(peak, "peak memory of a device, idle process included")]
+        words = f"training memory of a device beyond the idle process; with it {peak}"
+        return [Fact(bytes_text(own), words)]
     alone = reading.alone.memory[0].own_bytes
     words = f"training memory of a device, one device alone: {bytes_text(alone)}"
     return [Fact(bytes_text(own), f"{words} (both without the idle process)")]

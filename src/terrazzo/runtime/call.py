@@ -146,8 +146,8 @@ class Call:
             found = self.machine.backward(run, known)
         self._commit(found)
         if recorder is not None:
-            recorder.memory()
-            recorder.flush()
+            counters = self.links.counters
+            recorder.end(sent_bytes=counters.sent_bytes, summed_bytes=counters.summed_bytes)
         return found
 
     def _open_backward(self, known: Mapping[str, Tensor]) -> None:

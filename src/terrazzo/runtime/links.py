@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,8 @@ from terrazzo.runtime.sockets import Connection, connections, hang_up
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
+
+LONGEST_GIST = 120
 
 
 @dataclass
@@ -163,7 +166,7 @@ class Links:
         elif not text:
             text = f"no answer from the other devices within {self.timeout_s:g} s"
         lost = PeerLost(
-            f"{text}, in {self.where} on device {self.device} ({str(error).splitlines()[0]}). "
+            f"{text}, in {self.where} on device {self.device} ({_gist(error)}). "
             "Start again without it, or look at its own output."
         )
         self._broken = lost
@@ -193,6 +196,14 @@ class Links:
             dist.destroy_process_group()
 
 
+def _gist(error: RuntimeError) -> str:
+    """What an error of torch.distributed says, without the places in its sources."""
+    line = (str(error).splitlines() or [""])[0]
+    line = re.sub(r"\[?\S+\.(?:cc|cpp|h|hpp):\d+\]?:?\s*", "", line)
+    words = re.split(r"\.\s|\s+This may|\s+Original error", line, maxsplit=1)[0].strip(" .")
+    return words[:LONGEST_GIST] or type(error).__name__
+
+
 _CONNECTED: dict[object, Links] = {}
 """The links over torch.distributed's default group, which is process-wide like they are."""
 
@@ -205,6 +216,11 @@ def connect() -> Links:
         _CONNECTED.clear()
         _CONNECTED[group] = Links()
     return _CONNECTED[group]
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this device, if there is one; nothing is connected to find out."""
+    return next((links.recorder for links in _CONNECTED.values()), None)
 
 
 def _timeout() -> timedelta:

@@ -202,7 +202,7 @@ class Net(nn.Module):
         with self._careful():
             leaves, tree = pytree.tree_flatten((args, kwargs))
             if self._links.recorder is not None:
-                self._links.recorder.call, self._links.recorder.phase = self.calls + 1, "forward"
+                self._links.recorder.begin(self.calls + 1)
             self._open(leaves, tree)
             ready = self.prepare(args, kwargs)
             outputs = Call(self, ready, leaves).run()

@@ -1,11 +1,17 @@
-"""The recorder: writes the spans of a run to one file per device."""
+"""The recorder: writes the spans of a run, its memory and a script's numbers, a file per device."""
 
 from __future__ import annotations
 
+import atexit
 import resource
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from torch import Tensor
 
 from terrazzo.records.event import Event
 
@@ -13,6 +19,8 @@ EVERY_CALL_UNTIL = 100
 THEN_ONE_IN = 20
 """Spans of the first calls are all written, later ones of one call in twenty: a week of training
 must not fill a card."""
+EVERY_LOG_UNTIL = 10_000
+THEN_ONE_LOG_IN = 10
 
 
 class Recorder:
@@ -28,12 +36,39 @@ class Recorder:
         self.device, self.call, self.phase = device, 0, "forward"
         self._file = (folder / f"events-{device}.jsonl").open("a", encoding="utf-8")
         self._lines: list[str] = []
+        self._logged: list[tuple[int, float, dict[str, float | Tensor]]] = []
+        self._counts: Counter[str] = Counter()
+        self._steps, self._ready, self._peak_bytes = 0, False, 0.0
         # Spans are timed by a clock that never jumps, and dated by one that all devices share.
         self._epoch = time.time() - time.perf_counter()
+        self.note("idle", resident_bytes=resident_bytes())
+        atexit.register(self.flush)
+
+    @property
+    def _sampled(self) -> bool:
+        return self.call <= EVERY_CALL_UNTIL or self.call % THEN_ONE_IN == 0
+
+    def begin(self, call: int) -> None:
+        """A forward call. The first one ends setting up, whose peak is noted and then forgotten."""
+        self.call, self.phase = call, "forward"
+        if not self._ready:
+            self._ready = True
+            self.note("setup", peak_bytes=peak_bytes(), resident_bytes=resident_bytes())
+            with suppress(OSError):  # Linux can forget a peak; elsewhere it includes setting up
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def end(self, *, sent_bytes: int, summed_bytes: int) -> None:
+        """The end of a backward pass, with the payload that this device has sent so far."""
+        self._steps += 1
+        if self._sampled:
+            counters = {"sent_bytes": float(sent_bytes), "summed_bytes": float(summed_bytes)}
+            self.note("traffic", steps=float(self._steps), **counters)
+        self._memory()
+        self.flush()
 
     def span(self, kind: str, name: str, begin: float, sent_bytes: int = 0) -> None:
         """A span that began at ``begin`` (of time.perf_counter) and ends now."""
-        if self.call > EVERY_CALL_UNTIL and self.call % THEN_ONE_IN:
+        if not self._sampled:
             return
         end = time.perf_counter()
         event = Event(
@@ -49,12 +84,33 @@ class Recorder:
         )
         self._lines.append(event.to_line())
 
-    def memory(self) -> None:
-        """The largest resident size of this process so far."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.note("memory", peak_bytes=float(peak))
+    def log(self, numbers: Mapping[str, float | Tensor], step: int | None) -> None:
+        """Numbers of the script; a tensor is read when lines are next written, not now."""
+        names = tuple(numbers)
+        count = 1 + max(self._counts[name] for name in names)
+        self._counts.update({name: count - self._counts[name] for name in names})
+        if count > EVERY_LOG_UNTIL and count % THEN_ONE_LOG_IN:
+            return
+        kept = {
+            name: value.detach().clone() if isinstance(value, Tensor) else value
+            for name, value in numbers.items()
+        }
+        at: dict[str, float | Tensor] = {"step": float(count if step is None else step)}
+        self._logged.append((self.call, time.time(), at | kept))
+
+    def _memory(self) -> None:
+        """The largest resident size of this process since it was ready, whenever that has grown."""
+        peak = peak_bytes()
+        if peak > self._peak_bytes:
+            self._peak_bytes = peak
+            self.note("memory", peak_bytes=peak)
 
     def flush(self) -> None:
+        logged, self._logged = self._logged, []
+        for call, now, numbers in logged:
+            values = tuple((name, float(value)) for name, value in numbers.items())
+            event = Event(self.device, call, "forward", "note", "log", now, now, 0, values)
+            self._lines.append(event.to_line())
         lines, self._lines = self._lines, []
         if not lines or self._full:
             return
@@ -65,3 +121,17 @@ class Recorder:
             self._full = True
             text = f"terrazzo: recording stopped on device {self.device}: {error}; training goes on"
             print(text, file=sys.stderr)
+
+
+def resident_bytes() -> float:
+    """The memory this process holds now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return float(pages * resource.getpagesize())
+    except (OSError, ValueError):
+        return peak_bytes()
+
+
+def peak_bytes() -> float:
+    """The most memory this process held at once, since that was last forgotten."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

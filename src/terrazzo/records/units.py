@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+
+from terrazzo.errors import UsageError
+
+SCALES = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+}
 
 
 def bytes_text(count: float) -> str:
@@ -13,6 +26,21 @@ def bytes_text(count: float) -> str:
         count /= 1024
     digits = 0 if unit == "B" or abs(count) >= 100 else 1
     return f"{count:.{digits}f} {unit}"
+
+
+def parse_bytes(text: str | int) -> int:
+    """``700MiB``, ``1.5 GiB``, ``900MB`` or a plain number of bytes."""
+    if isinstance(text, int):
+        found, scale = float(text), 1
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?i?B?)\s*", text)
+        unit = match.group(2).rstrip("B").upper() if match else ""
+        if match is None or unit not in SCALES:
+            raise UsageError(f"{text!r} is no amount of memory: say 700MiB, 1.5GiB or bytes")
+        found, scale = float(match.group(1)), SCALES[unit]
+    if found <= 0:
+        raise UsageError(f"{text} is no amount of memory to work in: say 700MiB or 1.5GiB")
+    return int(found * scale)
 
 
 def seconds_text(seconds: float) -> str:
@@ -43,15 +71,3 @@ def loss_text(loss: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """``1 device``, ``4 devices``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers inside [low, high], at most about ``most`` of them."""
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
-        return [low] if math.isfinite(low) else []
-    raw = (high - low) / most
-    scale = 10.0 ** math.floor(math.log10(raw))
-    step = next(scale * part for part in (1, 2, 5, 10) if scale * part >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
