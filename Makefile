@@ -37,8 +37,9 @@ check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-pytest: $(STAMP) ## the tests alone; pass options with ARGS="-k launch"
-	$(BIN)/python -m pytest $(ARGS)
+# Each worker keeps its own device processes, so there are few; idle ones steal the tests of others.
+pytest: $(STAMP) ## the tests alone, on all cores; pass options with ARGS="-n 0 -k launch"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python -m terrazzo.bench $(ARGS)

@@ -2,7 +2,8 @@
 
 ``run_on(3, function, *args)`` calls a module-level function on three devices at once and gives the
 list of what each returned. Starting torch takes seconds, so processes are kept and reused; a
-failure or a timeout ends them, and the next call starts fresh ones.
+failure or a timeout ends them, and the next call starts fresh ones. They are forked from a server
+that has loaded torch already, except those whose torch must load in another environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-_context = multiprocessing.get_context("spawn")
+PRELOAD = [
+    "hypothesis", "pytest", "sklearn.datasets", "terrazzo.api", "torch._dynamo",
+    "torch.export._trace", "torch.utils.data",
+]  # fmt: skip
 _pools: dict[tuple[int, bool], Devices] = {}
 
 
@@ -60,6 +64,34 @@ def _serve(pipe: Connection, environment: Mapping[str, str], timeout_s: float) -
         pipe.send((*answer, dist.is_initialized() or int(environment["WORLD_SIZE"]) == 1))
 
 
+def forking() -> Any:
+    """Gives processes that begin with torch loaded; all of this pytest process share its server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def _started(
+    context: Any, environment: Mapping[str, str], timeout_s: float
+) -> tuple[Connection, Any]:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, environment, timeout_s), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _loading(environment: Mapping[str, str], timeout_s: float) -> tuple[Connection, Any]:
+    """A process that loads torch anew, in this environment."""
+    saved = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        return _started(multiprocessing.get_context("spawn"), environment, timeout_s)
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
 class Devices:
     """A number of live processes."""
 
@@ -80,19 +112,9 @@ class Devices:
             }
             if mixed and device == count - 1:
                 environment["ATEN_CPU_CAPABILITY"] = "default"
-            ours, theirs = _context.Pipe()
-            process = _context.Process(
-                target=_serve, args=(theirs, environment, timeout_s), daemon=True
-            )
-            # The variable is read when torch loads, which is before _serve runs.
-            saved = dict(os.environ)
-            os.environ.update(environment)
-            try:
-                process.start()
-            finally:
-                os.environ.clear()
-                os.environ.update(saved)
-            theirs.close()
+                ours, process = _loading(environment, timeout_s)
+            else:
+                ours, process = _started(forking(), environment, timeout_s)
             self.pipes.append(ours)
             self.processes.append(process)
 
@@ -140,7 +162,7 @@ def run_on(
     function: Callable[..., Any],
     *args: Any,
     mixed: bool = False,
-    timeout_s: float = 90,
+    timeout_s: float = 150,
     per_device: Sequence[Sequence[Any]] | None = None,
 ) -> list[Any]:
     """What ``function(*args)`` gives on each device; ``mixed``: the last has other arithmetic."""

@@ -6,7 +6,6 @@ how each ended: what its function returned, what it raised, or that it is gone.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -17,8 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["pytest", "terrazzo.api", "torch._dynamo", "torch.export._trace"]
-_context = multiprocessing.get_context("forkserver")
+from devices import forking
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def fates(
 
     ``timeout_s`` is the devices' own; ``without`` are never started, ``ignoring`` not waited for.
     """
-    _context.set_forkserver_preload(PRELOAD)
+    context = forking()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -73,8 +71,8 @@ def fates(
             "RANK": str(device), "WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        ours, theirs = _context.Pipe()
-        process = _context.Process(
+        ours, theirs = context.Pipe()
+        process = context.Process(
             target=_live, args=(theirs, environment, timeout_s, call), daemon=True
         )
         process.start()

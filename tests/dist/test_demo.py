@@ -28,7 +28,7 @@ from terrazzo.report.terminal import show
 
 Terminal = tuple[TextIO, Callable[[], str]]
 
-pytestmark = pytest.mark.timeout(110)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     words = ["demo", "--on", "2", "--steps", "3", "--size", "32", "--batch", "3"]
     done = subprocess.run(
         [sys.executable, "-m", "terrazzo.cli", *words],
-        cwd=desk, env=env, capture_output=True, text=True, timeout=100, check=False,
+        cwd=desk, env=env, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (desk / "runs").iterdir()

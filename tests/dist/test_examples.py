@@ -13,6 +13,7 @@ import pytest
 import torch
 from plain import assert_close
 from safetensors.torch import load_file
+from script import Script
 
 from terrazzo.cluster import launch
 
@@ -23,7 +24,7 @@ TINY = {
     "classify": "--epochs 2 --count 20 --batch 4 --size 32 --enough 2".split(),
     "segment": "--epochs 2 --count 20 --batch 4 --size 32 --up bilinear".split(),
     "detect": (
-        "--epochs 2 --frozen 1 --count 20 --batch 4 --sizes 32 48 64 --every 1 --warm-up 4 "
+        "--epochs 2 --frozen 1 --count 20 --batch 4 --sizes 32 64 --every 1 --warm-up 4 "
         "--pretraining 1"
     ).split(),
 }
@@ -39,28 +40,26 @@ class Job:
         arguments = [f"--out={self.out}", f"--data={folder / 'data'}", "--double", *TINY[name]]
         if name == "detect":
             arguments.append(f"--backbone={self.backbone}")
-        self.command = [str(EXAMPLES / f"{name}.py"), *arguments]
+        self.script, self.arguments = EXAMPLES / f"{name}.py", arguments
+        self.command = [str(self.script), *arguments]
         self.environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
         self.lines: list[str] = []
 
-    def start(self, *before: str) -> subprocess.Popen[str]:
-        """``before`` comes between python and the script."""
-        return subprocess.Popen(
-            [sys.executable, *before, *self.command],
+    def alone(self) -> None:
+        self.lines = Script(self.script, self.arguments, folder=self.folder).finish().splitlines()
+
+    def together(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "terrazzo.cli.main", "run", "--on", str(DEVICES), *self.command],
             cwd=self.folder,
             env={**os.environ, **self.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=200,
         )
-
-    def finish(self, process: subprocess.Popen[str]) -> None:
-        try:
-            text, _ = process.communicate(timeout=100)
-        finally:
-            process.kill()
-        assert process.returncode == 0, text
-        self.lines = text.splitlines()
+        assert done.returncode == 0, done.stdout
+        self.lines = done.stdout.splitlines()
 
     def mixed(self) -> None:
         """On devices of which the last rounds differently."""
@@ -91,21 +90,16 @@ def compare(alone: Job, together: Job, *, epochs: int) -> None:
 @pytest.mark.parametrize("name", ["classify", "segment"])
 def test_example_gives_the_same_weights_on_three_devices(name: str, tmp_path: Path) -> None:
     alone, together = Job(name, tmp_path / "alone"), Job(name, tmp_path / "together")
-    first = alone.start()
-    second = together.start("-m", "terrazzo.cli.main", "run", "--on", str(DEVICES))
-    together.finish(second)
-    alone.finish(first)
+    alone.alone()
+    together.together()
     compare(alone, together, epochs=2)
 
 
 def test_detector_on_mixed_devices_gives_the_same_weights(tmp_path: Path) -> None:
-    """Pre-training, frozen and unfrozen epochs, three sizes, averages and decisions in between."""
+    """Pre-training, frozen and unfrozen epochs, two sizes, averages and decisions in between."""
     alone, together = Job("detect", tmp_path / "alone"), Job("detect", tmp_path / "together")
-    first = alone.start()
-    try:
-        together.mixed()
-    finally:
-        alone.finish(first)
+    alone.alone()
+    together.mixed()
     compare(alone, together, epochs=3)
     pretrained, trained = load_file(together.backbone), load_file(together.out)
     assert_close(pretrained, load_file(alone.backbone))

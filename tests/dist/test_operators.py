@@ -181,18 +181,19 @@ CUTS: dict[str, list[tuple[Callable[[], nn.Module], tuple[int, ...], str, str]]]
 }
 
 
-def cut(title: str) -> list[str]:
+def cut(title: str, folder: Path) -> list[str]:
     wrong = []
     for build, shape, layout, groups in CUTS[title]:
         torch.manual_seed(8)
         model, x = build(), torch.randn(shape)
-        report = tz.check(model, (x,), layout=layout, groups=groups)
+        with many_plans(folder / label(f"{build.__name__} {shape}")):
+            report = tz.check(model, (x,), layout=layout, groups=groups)
         if not report.ok:
             wrong.append(f"{build.__name__} {shape} {layout} {groups}\n{report}")
     return wrong
 
 
 @pytest.mark.parametrize("title", CUTS)
-def test_awkward_cuts(title: str) -> None:
-    for wrong in run_on(int(title[0]), cut, title):
+def test_awkward_cuts(title: str, folder: Path) -> None:
+    for wrong in run_on(int(title[0]), cut, title, folder):
         assert not wrong, "\n".join(wrong)

@@ -35,7 +35,7 @@ from terrazzo.report.svg import tag
 from terrazzo.report.terminal import show
 from terrazzo.report.ticks import ticks
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = """
 import os, sys, time
@@ -64,7 +64,7 @@ for step in range(1, int(sys.argv[1]) + 1):
 def terrazzo(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "terrazzo.cli", *words]
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        command, capture_output=True, text=True, timeout=80, check=False, **options
+        command, capture_output=True, text=True, timeout=200, check=False, **options
     )
 
 
@@ -301,7 +301,7 @@ class TestRunFolder:
         words = [sys.executable, "-m", "terrazzo.cli", "run", "--on", "2", "train.py"]
         done = subprocess.run(
             ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
@@ -329,7 +329,7 @@ class TestRunFolder:
         while not _grew(folder) and time.monotonic() < end_s and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=100)
         assert process.returncode == 130
         assert f"terrazzo: recorded in {folder}" in err
         run = RunFolder(folder).read()

@@ -1,0 +1,46 @@
+"""A script run as ``python script.py`` would, in a process that has loaded torch already."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from devices import forking
+
+
+class Script:
+    """One run of a script, alone, in a folder; what it prints is in ``printed``."""
+
+    def __init__(self, path: Path, arguments: Sequence[str], *, folder: Path) -> None:
+        self.printed = folder / "printed.txt"
+        self.process = forking().Process(
+            target=_main, args=(path, list(arguments), folder, self.printed), daemon=True
+        )
+        self.process.start()
+
+    def finish(self, timeout_s: float = 200) -> str:
+        """Waits; gives what it printed, or fails with it."""
+        self.process.join(timeout_s)
+        self.process.kill()
+        text = self.printed.read_text(encoding="utf-8")
+        assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{text}"
+        return text
+
+
+def _main(path: Path, arguments: list[str], folder: Path, printed: Path) -> None:
+    os.chdir(folder)
+    with printed.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.parent))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runpy.run_path(str(path), run_name="__main__")
