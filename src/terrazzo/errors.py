@@ -8,6 +8,7 @@ next. The command line prints it as one line; a script can catch the branch it c
     ├── ModelError         a model that cannot be loaded, exported or kept exact
     ├── PlanError          a plan that does not fit the model, the input or the devices
     ├── LaunchError        processes that could not be started
+    │   └── LabError       an emulated cluster that this machine cannot make, or not as asked for
     └── RunError           something that went wrong while devices worked together
         ├── PeerLost       a device stopped answering
         ├── Disagreement   devices hold different batches, targets, weights or modes
@@ -35,6 +36,10 @@ class PlanError(TerrazzoError):
 
 class LaunchError(TerrazzoError):
     """Processes that could not be started."""
+
+
+class LabError(LaunchError):
+    """An emulated cluster that this machine cannot make, or not as asked for."""
 
 
 class RunError(TerrazzoError):

@@ -148,7 +148,7 @@ class TestRun:
         assert "no script gone.py" in refused(capsys, "run", "--on", "2", "gone.py")
 
     def test_places_of_later_versions(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "such as --on 4" in refused(capsys, "run", "--on", "6xpi3", "train.py")
+        assert "give 4 (local" in refused(capsys, "run", "--on", "cluster.toml", "train.py")
 
     def test_negative_grace(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = refused(capsys, "run", "--on", "2", "--grace", "-1", __file__)
@@ -188,7 +188,7 @@ class TestCheckRefusals:
             ({"--input": "2x3xx4"}, "--input 2x3xx4 is no shape"),
             ({"--input": "2x0x4"}, "has a size of 0"),
             ({"--input": "2x3:float16"}, "type 'float16' is not one of float64"),
-            ({"--on": "many"}, "--on many is not supported"),
+            ({"--on": "many"}, "--on many is not understood"),
             ({"--layout": "tiles:2x2"}, "is for 4 devices, --on says 2; make them agree"),
             ({"--layout": "rings"}, "layout 'rings' is not understood"),
             ({"--tolerance": "0"}, "--tolerance 0 must be above 0"),

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from terrazzo.cli.check_job import CheckJob
 from terrazzo.cli.model import ModelReference
+from terrazzo.cli.place import Place, add_lab_flags
 from terrazzo.cli.tensor import TensorSpec
-from terrazzo.cluster import LaunchResult, LocalHosts, launch
+from terrazzo.cluster import Hosts, LaunchResult, launch
 from terrazzo.cluster.printer import Printer
 from terrazzo.errors import TerrazzoError, UsageError
 from terrazzo.records.check import CheckReport
@@ -58,7 +59,9 @@ def add_to(commands: Commands) -> None:
         metavar="SHAPE[:TYPE]",
         help="shape of an input, such as 2x3x224x224; again for each further input",
     )
-    parser.add_argument("--on", required=True, metavar="N", help="how many local devices")
+    parser.add_argument(
+        "--on", required=True, metavar="N", help="devices: 4 processes here, or 6xpi3 emulated"
+    )
     parser.add_argument(
         "--layout", help="tiles:ROWSxCOLS, uneven such as tiles:3,2,1x1, or whole (default: chosen)"
     )
@@ -75,27 +78,29 @@ def add_to(commands: Commands) -> None:
         default=1e-10,
         help="largest relative error that counts as exact (default: %(default)g)",
     )
+    add_lab_flags(parser)
     parser.set_defaults(command=check)
 
 
 def check(options: argparse.Namespace) -> int:
-    hosts = LocalHosts.parse(options.on)
-    job = _job(options, devices=hosts.devices)
+    place = Place.read(options)
+    job = _job(options, devices=place.devices)
     try:
-        report = _made(job, hosts)
+        with place.open() as hosts:
+            report = _made(job, hosts)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("; nothing was compared, no device is left running") from None
     show(report, job=job)
     return 0 if report.ok else 1
 
 
-def _made(job: CheckJob, hosts: LocalHosts) -> CheckReport:
+def _made(job: CheckJob, hosts: Hosts) -> CheckReport:
     with tempfile.TemporaryDirectory(prefix="terrazzo-check-") as folder:
         desk = Path(folder)
         job.write(desk)
         command = [sys.executable, "-m", "terrazzo.cli.check_worker", folder]
         printer = Printer(hosts.names, out=sys.stderr)  # stdout is for the result alone
-        result = launch(command, hosts.devices, output=printer.line)
+        result = launch(command, hosts, output=printer.line)
         return _report(desk, result)
 
 

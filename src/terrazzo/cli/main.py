@@ -26,6 +26,8 @@ examples:
       does this model give the same numbers on three devices as on one?
   terrazzo run --on 3 train.py --epochs 5
       run a training script as three devices on this machine
+  sudo terrazzo run --on 6xpi3 train.py
+      run it on six emulated boards: shaped links, slow cores, little memory
   terrazzo report
       what the latest run did: losses, memory, traffic, time, as words and as a page
 
@@ -63,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import check, completion, demo, report, run
+    from terrazzo.cli import check, completion, demo, lab, report, run
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -79,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_to(commands)
     run.add_to(commands)
     report.add_to(commands)
+    lab.add_to(commands)
     completion.add_to(commands)
     return top
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from terrazzo.cluster import LaunchResult, launch
+from terrazzo.cluster import Hosts, LaunchResult, launch
 from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -13,7 +13,7 @@ RUN_FOLDER = "TERRAZZO_RUN"
 
 def launch_recorded(
     command: Sequence[str],
-    devices: int,
+    hosts: Hosts | int,
     *,
     folder: RunFolder,
     name: str,
@@ -26,11 +26,12 @@ def launch_recorded(
 
     ``typed`` is what a person types to have this again, where that is another command.
     """
+    devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices)
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
     try:
-        result = launch(command, devices, env=given, grace_s=grace_s, output=output)
+        result = launch(command, hosts, env=given, grace_s=grace_s, output=output)
     except KeyboardInterrupt:
         folder.write(run.end(INTERRUPTED))
         raise

@@ -8,16 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrazzo.cli.place import Place, add_lab_flags
 from terrazzo.cli.recording import launch_recorded
-from terrazzo.cluster import LaunchResult, LocalHosts, launch
+from terrazzo.cluster import Hosts, LaunchResult, launch
 from terrazzo.errors import UsageError
+from terrazzo.lab import LabHosts
 from terrazzo.records.run import RunFolder
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 RUNS = Path("runs")
-OWN = ("--on", "--grace", "--run-dir", "--no-record")
+OWN = (
+    "--on", "--grace", "--run-dir", "--no-record", "--presets", "--unshaped", "--no-verify",
+    "--slow-storage",
+)  # fmt: skip
 EXAMPLES = """\
 examples:
   terrazzo run --on 3 train.py --epochs 5
@@ -26,6 +31,8 @@ examples:
       after a failure give the other device 30 s to save its work
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
+  sudo terrazzo run --on 6xpi3 train.py
+      on six emulated boards; mixed: --on 2xpi5,3xpi3; sharing the air: --on 4xpi4:wifi
 
 Options of terrazzo run stand before the script; what follows the script is the script's own, but
 for an --on right after it where there is none before. Each process gets torchrun's environment
@@ -43,7 +50,7 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", metavar="N", help="devices: processes here (must be given)")
+    parser.add_argument("--on", metavar="N", help="devices: 4 processes here, or 6xpi3 emulated")
     parser.add_argument(
         "--grace",
         type=float,
@@ -56,6 +63,7 @@ def add_to(commands: Commands) -> None:
         "--run-dir", type=Path, metavar="DIR", help="record into this folder: new or empty"
     )
     recording.add_argument("--no-record", action="store_true", help="record nothing")
+    add_lab_flags(parser)
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
@@ -66,16 +74,17 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.on is None:
         _take_on_after_script(options)
-    hosts = LocalHosts.parse(options.on)
+    place = Place.read(options)
     if not Path(options.script).is_file():
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
     command = [sys.executable, options.script, *options.arguments]
-    if options.no_record:
-        result = launch(command, hosts.devices, grace_s=options.grace)
-    else:
-        result = _recorded(command, hosts.devices, options)
+    with place.open() as hosts:
+        if options.no_record:
+            result = launch(command, hosts, grace_s=options.grace)
+        else:
+            result = _recorded(command, hosts, options)
     if result.failure:
         print(f"terrazzo: error: {result.failure}", file=sys.stderr)
     return result.exit_status
@@ -106,11 +115,13 @@ def _flag(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _recorded(command: list[str], devices: int, options: argparse.Namespace) -> LaunchResult:
+def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> LaunchResult:
     name = Path(options.script).stem
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
+    if isinstance(hosts, LabHosts):
+        hosts.note_run(folder.path)
     try:
-        result = launch_recorded(command, devices, folder=folder, name=name, grace_s=options.grace)
+        result = launch_recorded(command, hosts, folder=folder, name=name, grace_s=options.grace)
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"
         raise KeyboardInterrupt(f"; {words}") from None

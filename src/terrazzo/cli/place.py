@@ -1,0 +1,96 @@
+"""Where devices live, as ``--on`` and its companions say: processes here, or emulated devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from terrazzo.cluster.hosts import Hosts, LocalHosts
+from terrazzo.errors import UsageError
+from terrazzo.lab.hosts import is_root
+from terrazzo.lab.preset import load_presets
+from terrazzo.lab.start import started, unshaped
+from terrazzo.lab.topology import REPLACES, Topology, is_description
+
+
+def add_lab_flags(parser: argparse.ArgumentParser) -> None:
+    """The companions of ``--on 6xpi3``."""
+    lab = parser.add_argument_group("emulated devices (--on 6xpi3; see terrazzo lab --help)")
+    add_presets_flag(lab)
+    lab.add_argument(
+        "--unshaped", action="store_true", help="as plain local processes: nothing is emulated"
+    )
+    lab.add_argument(
+        "--no-verify", action="store_true", help="start also where the lab is not as fast as asked"
+    )
+    lab.add_argument("--slow-storage", action="store_true", help="slow the disk of this folder too")
+
+
+def add_presets_flag(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--presets", type=Path, action="append", default=[], metavar="FILE",
+        help="more kinds of devices, as TOML (terrazzo-presets.toml here is always read)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What ``--on`` names, before anything is made."""
+
+    local: LocalHosts | None
+    topology: Topology | None
+    unshaped: bool = False
+    verify: bool = True
+    slow_storage: bool = False
+
+    @classmethod
+    def read(cls, options: argparse.Namespace) -> Place:
+        text = str(options.on)
+        if text.isascii() and text.isdigit() and int(text) > 0:
+            return cls(LocalHosts(int(text)), None)
+        return cls(
+            None,
+            read_topology(text, options.presets),
+            unshaped=options.unshaped,
+            verify=not options.no_verify,
+            slow_storage=options.slow_storage,
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.local.devices if self.local else len(self._asked.devices)
+
+    @property
+    def _asked(self) -> Topology:
+        assert self.topology is not None
+        return self.topology
+
+    @contextmanager
+    def open(self) -> Iterator[Hosts]:
+        """The hosts, for as long as the block runs."""
+        if self.local is not None:
+            yield self.local
+        elif self.unshaped or not is_root():
+            reason = "--unshaped" if self.unshaped else "without root (use sudo to emulate)"
+            say(unshaped(self._asked, reason))
+            yield LocalHosts(self.devices)
+        else:
+            storage = Path() if self.slow_storage else None
+            say(f"starting lab {self._asked.description}: measuring this machine, a few seconds")
+            with started(self._asked, say=say, check=self.verify, storage=storage) as hosts:
+                yield hosts
+
+
+def read_topology(text: str, presets: list[Path]) -> Topology:
+    """The emulated cluster that a text describes."""
+    if not is_description(text):
+        raise UsageError(f"--on {text} is not understood; {REPLACES}")
+    return Topology.parse(text, load_presets(presets))
+
+
+def say(text: str) -> None:
+    print(f"terrazzo: {text}", file=sys.stderr)

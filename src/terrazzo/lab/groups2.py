@@ -1,0 +1,136 @@
+"""Control groups, version 2: one hierarchy, controllers handed down from group to group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from terrazzo.errors import LabError
+from terrazzo.lab import kernelfile
+from terrazzo.lab.groups import PREFIX, Usage, make_folder, processes_in, remove_folder
+from terrazzo.lab.quota import CpuQuota
+
+FIRST = 10_000
+"""The largest weight there is: a lab's devices are throttled by their quotas, not by strangers."""
+NO_PEAK = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group2:
+    """The group of one device."""
+
+    folder: Path
+
+    @property
+    def joining(self) -> tuple[Path, ...]:
+        return (self.folder / "cgroup.procs",)
+
+    def limit_cpu(self, quota: CpuQuota | None) -> None:
+        text = f"max {100_000}" if quota is None else f"{quota.quota_us} {quota.period_us}"
+        kernelfile.set_to(self.folder / "cpu.max", text)
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        page = os.sysconf("SC_PAGE_SIZE")
+        kernelfile.set_to(self.folder / "memory.max", str(limit_bytes // page * page))
+        if (self.folder / "memory.swap.max").exists():  # not there on a machine without swap
+            kernelfile.set_to(self.folder / "memory.swap.max", "0")
+
+    def limit_storage(self, disk: str, *, read_bytes_per_s: int, write_bytes_per_s: int) -> None:
+        limits = f"rbps={read_bytes_per_s} wbps={write_bytes_per_s}"
+        kernelfile.set_to(
+            self.folder / "io.max",
+            f"{disk} {limits}",
+            seen_as=f"{disk} {limits} riops=max wiops=max",
+        )
+
+    def freeze(self, frozen: bool) -> None:
+        kernelfile.set_to(self.folder / "cgroup.freeze", "1" if frozen else "0")
+
+    def processes(self) -> list[int]:
+        return processes_in(self.folder)
+
+    def usage(self) -> Usage:
+        peak, limit = self.folder / "memory.peak", kernelfile.read(self.folder / "memory.max")
+        cpu = kernelfile.table(self.folder / "cpu.stat")
+        now = int(kernelfile.read(self.folder / "memory.current"))
+        return Usage(
+            memory_bytes=now,
+            # Kernels before 5.19 keep no peak: better none than a wrong one.
+            peak_bytes=int(kernelfile.read(peak)) if peak.exists() else NO_PEAK,
+            limit_bytes=int(limit) if limit.isdigit() else 0,
+            cpu_s=cpu.get("usage_usec", 0) * 1e-6,
+            throttled_s=cpu.get("throttled_usec", 0) * 1e-6,
+            killed=kernelfile.table(self.folder / "memory.events").get("oom_kill", 0),
+        )
+
+    def reset_peak(self) -> None:
+        try:
+            kernelfile.write(self.folder / "memory.peak", "reset")
+        except LabError as error:
+            raise LabError(
+                f"this kernel cannot forget a memory peak ({self.folder / 'memory.peak'}; 6.12 and "
+                "later can): start a new lab for each measurement"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Groups2:
+    """The hierarchy of this machine, and the controllers it offers."""
+
+    root: Path
+    offered: frozenset[str]
+    make_folder: Callable[[Path], None] = make_folder
+    version: int = 2
+
+    @property
+    def can_freeze(self) -> bool:
+        return True
+
+    @property
+    def can_limit_storage(self) -> bool:
+        return "io" in self.offered
+
+    def make(self, lab: str, names: tuple[str, ...]) -> None:
+        own = self.root / f"{PREFIX}{lab}"
+        self._hand_down(self.root)
+        self.make_folder(own)
+        self._hand_down(own)
+        kernelfile.set_to(own / "cpu.weight", str(FIRST))
+        for name in names:
+            self.make_folder(own / name)
+
+    def device(self, lab: str, name: str) -> Group2:
+        return Group2(self.root / f"{PREFIX}{lab}" / name)
+
+    def labs(self) -> set[str]:
+        return {path.name[len(PREFIX) :] for path in self.root.glob(f"{PREFIX}*") if path.is_dir()}
+
+    def processes(self, lab: str) -> list[int]:
+        return sorted({pid for path in self._folders(lab) for pid in processes_in(path)})
+
+    def thaw(self, lab: str) -> None:
+        for path in (self.root / f"{PREFIX}{lab}").glob("*/cgroup.freeze"):
+            kernelfile.write(path, "0")
+
+    def remove(self, lab: str) -> None:
+        for path in self._folders(lab):
+            remove_folder(path)
+
+    def _hand_down(self, folder: Path) -> None:
+        """Makes the controllers we use known one level below; what is there already stays."""
+        path = folder / "cgroup.subtree_control"
+        wanted = [name for name in ("cpu", "memory", "io") if name in self.offered]
+        missing = [name for name in wanted if name not in kernelfile.read(path).split()]
+        if missing:
+            kernelfile.write(path, " ".join(f"+{name}" for name in missing))
+        held = kernelfile.read(path).split()
+        if not {"cpu", "memory"} <= set(held):
+            raise LabError(f"{path} holds {' '.join(held)!r}: cpu and memory cannot be limited")
+
+    def _folders(self, lab: str) -> Iterator[Path]:
+        own = self.root / f"{PREFIX}{lab}"
+        if own.is_dir():
+            yield from (path for path in own.iterdir() if path.is_dir())
+            yield own

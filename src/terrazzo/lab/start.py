@@ -1,0 +1,105 @@
+"""Starting a lab for use: made, calibrated, checked, and honest about what it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from terrazzo.cluster.hosts import available_cores
+from terrazzo.errors import LabError
+from terrazzo.lab.calibrate import Calibration, calibrate
+from terrazzo.lab.hosts import LabHosts
+from terrazzo.lab.probes import Probes
+from terrazzo.lab.topology import Topology
+from terrazzo.lab.verify import TOLERANCE, verify
+
+SHORT_S = 0.5
+
+
+@contextmanager
+def started(
+    topology: Topology,
+    *,
+    say: Callable[[str], None],
+    check: bool = True,
+    tolerance: float = TOLERANCE,
+    storage: Path | None = None,
+) -> Iterator[LabHosts]:
+    """A lab that computes and sends at its presets' rates, or a refusal that says by how much not.
+
+    ``storage`` is a path on the disk that devices shall find slow.
+    """
+    with LabHosts.open(topology) as hosts:
+        with Probes.start(hosts) as probes:
+            found = calibrate(hosts, probes)
+            if check:
+                _require(hosts, probes, found, tolerance)
+        say(emulated(hosts, checked=check))
+        say(not_emulated(hosts))
+        if storage is not None:
+            say(hosts.slow_storage(storage))
+        for device in range(len(hosts.names)):
+            hosts.reset_peak(device)
+        yield hosts
+
+
+def _require(hosts: LabHosts, probes: Probes, found: Calibration, tolerance: float) -> None:
+    """A short look; the first disturbance of a shared machine gets a second one."""
+    seen = found.seen_flops_per_s
+    for attempt in ("first", "second"):
+        checked = verify(
+            hosts, probes, seconds=SHORT_S, tolerance=tolerance, seen_flops_per_s=seen, memory=False
+        )
+        if checked.ok:
+            return
+        if attempt == "first":
+            seen = calibrate(hosts, probes).seen_flops_per_s
+    problems = checked.problems
+    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    raise LabError(
+        f"the lab is outside its tolerance of {tolerance:.0%}: {problems[0]}{more}. Something else "
+        "may be using this machine: end it, ask for fewer devices, or go on with --no-verify"
+    )
+
+
+def emulated(hosts: LabHosts, *, checked: bool) -> str:
+    """What was made, in one line."""
+    devices, shares = hosts.topology.devices, hosts.shares
+    air = hosts.topology.air_bits_per_s
+    link = (
+        f"{air / 1e6:.4g} Mbit/s of air for all together"
+        if air
+        else f"{_range([device.link.bits_per_s / 1e6 for device in devices])} Mbit/s each way"
+    )
+    return (
+        f"lab {hosts.topology.description}: {_range([d.flops_per_s / 1e9 for d in devices])} "
+        f"GFLOP/s ({_range(shares)} of a core), {_range([d.memory_bytes / 2**20 for d in devices])}"
+        f" MiB, {link}{'' if checked else '; not checked'}"
+    )
+
+
+def not_emulated(hosts: LabHosts) -> str:
+    """What quotas and shapers can't do, in one line."""
+    most = max(device.threads for device in hosts.topology.devices)
+    missing = ["memory bandwidth and caches", "the boards' instruction set", "a GPU"]
+    used = max(map(hosts.threads, range(len(hosts.names))))
+    if used < most:
+        missing.insert(1, f"{most} cores a device ({used} thread{'s' * (used > 1)} here)")
+    if not hosts.network.has_netem:
+        missing.append("link delay and loss (this kernel has no netem)")
+    return f"not emulated: {', '.join(missing)}"
+
+
+def unshaped(topology: Topology, reason: str) -> str:
+    """What is missing when devices are plain processes."""
+    count, cores = len(topology.devices), available_cores()
+    return (
+        f"{reason}: {count} devices of {topology.description} run as local processes on {cores} "
+        "cores; NOT emulated: compute rate, link rate, delay, memory limit, separate hosts"
+    )
+
+
+def _range(values: list[float] | tuple[float, ...]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
