@@ -17,8 +17,7 @@ from terrazzo.checking import compare_with_plain
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.feed import feed
 from terrazzo.graph.export import export
-from terrazzo.planner import plan_graph
-from terrazzo.planner.explicit import Groups
+from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.records import CheckReport, Graph, Layout, Plan, document
 from terrazzo.records.graph import fingerprint
@@ -78,15 +77,18 @@ def plan(
     layout: str | Layout = "auto",
     groups: Groups = "auto",
     passes: int = 0,
+    memory: str | int | None = None,
 ) -> Plan:
     """A plan for a model on inputs like ``example``.
 
     ``layout``: "tiles:2x3", uneven "tiles:3,2,1x1", "whole", a Layout, or "auto": the grid of
     tiles with the shortest borders. ``groups``: "each" (exchange halos at every operator; also
     what "auto" means so far), "one" (recompute everything), a number, or layers that end groups.
+    ``passes`` and ``memory`` are those of ``parallelize``.
     """
     graph = export(model, _checked(example)).graph
-    return plan_graph(graph, devices or _devices(), layout=layout, groups=groups, passes=passes)
+    wishes = Wishes(layout, groups, passes, memory)
+    return wishes.plan(graph, devices or _devices())
 
 
 def parallelize(
@@ -97,6 +99,7 @@ def parallelize(
     layout: str | Layout = "auto",
     groups: Groups = "auto",
     passes: int = 0,
+    memory: str | int | None = None,
     seed: int | None = None,
     nan: str = "raise",
     align_every: int = ALIGN_EVERY,
@@ -107,6 +110,8 @@ def parallelize(
     from ``seed`` (default: torch's initial seed). ``nan="allow"`` lets NaN pass as PyTorch does.
     With ``passes`` of 1 or more only what enters each group is kept for the backward pass, and
     groups are computed in that many strips: less memory, more time, the same numbers; also alone.
+    ``memory`` ("700MiB", or bytes) chooses groups and passes so that a step fits: weights, their
+    gradients and everything between, on top of the idle process and the optimiser's state.
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """
@@ -117,7 +122,9 @@ def parallelize(
     _same_model(model, links)
     own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
     seed = int(links.broadcast(torch.tensor([own])))
-    planned = _planner(links, plan, layout=layout, groups=groups, passes=passes)
+    if plan is not None and (memory is not None or passes):
+        raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
+    planned = _planner(links, plan, Wishes(layout, groups, passes, memory))
     net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
     ready = net.prepare(_checked(example))
     if links.recorder is not None and links.device == 0:
@@ -126,14 +133,10 @@ def parallelize(
     return net
 
 
-def _planner(
-    links: Links, plan: Plan | None, *, layout: str | Layout, groups: Groups, passes: int
-) -> PlanFor:
+def _planner(links: Links, plan: Plan | None, wishes: Wishes) -> PlanFor:
     """The function a net asks when it meets a graph for the first time."""
     if plan is None:
-        return lambda graph: plan_graph(
-            graph, links.devices, layout=layout, groups=groups, passes=passes
-        )
+        return lambda graph: wishes.plan(graph, links.devices)
     if plan.devices != links.devices:
         raise PlanError(
             f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "

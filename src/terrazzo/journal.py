@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
 from torch import Tensor
 
 from terrazzo.errors import UsageError
@@ -20,7 +18,7 @@ def log(*, step: int | None = None, **numbers: float | Tensor) -> None:
     for name, value in numbers.items():
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
             continue
-        if not isinstance(value, Real):
+        if not isinstance(value, (float, int)):
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(
                 f"tz.log({name}=...) takes a number or a tensor of one element, this is {seen}: "

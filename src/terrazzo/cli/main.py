@@ -24,6 +24,8 @@ examples:
       train a small detector on four devices and on one, and compare: about two minutes
   terrazzo check net.py:build --input 2x3x224x224 --on 3
       does this model give the same numbers on three devices as on one?
+  terrazzo plan net.py:build --input 1x3x1024x1024 --memory 900MiB
+      how it would be cut, what a training step needs, and what fitting it into less costs
   terrazzo run --on 3 train.py --epochs 5
       run a training script as three devices on this machine
   sudo terrazzo run --on 6xpi3 train.py
@@ -65,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import check, completion, demo, lab, report, run
+    from terrazzo.cli import check, completion, demo, lab, plan, report, run
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -79,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.add_to(commands)
     check.add_to(commands)
+    plan.add_to(commands)
     run.add_to(commands)
     report.add_to(commands)
     lab.add_to(commands)

@@ -29,7 +29,7 @@ def plan_graph(
         graph=graph.digest,
         devices=devices,
         groups=tuple(
-            Group(graph.nodes[last].output, chosen, _title(graph, first, last), passes)
+            Group(graph.nodes[last].output, chosen, group_title(graph, first, last), passes)
             for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
         ),
     )
@@ -104,6 +104,6 @@ def _layer_end(graph: Graph, name: str) -> int:
     return max(found)
 
 
-def _title(graph: Graph, first: int, last: int) -> str:
+def group_title(graph: Graph, first: int, last: int) -> str:
     one, other = (graph.nodes[i].layer or graph.nodes[i].output for i in (first, last))
     return one if first == last else f"{one}..{other}"

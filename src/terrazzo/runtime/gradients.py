@@ -18,7 +18,7 @@ class Buckets:
         self._open: list[tuple[str, Tensor]] = []
         self._open_bytes = 0
         self._done: dict[str, Tensor] = {}
-        self._flying: list[tuple[list[tuple[str, Tensor]], Pending]] = []
+        self._flying: list[tuple[list[tuple[str, torch.Size]], Pending]] = []
 
     def add(self, name: str, part: Tensor) -> None:
         if self.links.devices == 1:
@@ -35,16 +35,17 @@ class Buckets:
     def _close(self) -> None:
         if self._open:
             flat = torch.cat([part.reshape(-1) for _, part in self._open])
-            self._flying.append((self._open, self.links.sum_later(flat)))
+            shapes = [(name, part.shape) for name, part in self._open]
+            self._flying.append((shapes, self.links.sum_later(flat)))
             self._open, self._open_bytes = [], 0
 
     def finish(self) -> dict[str, Tensor]:
         """The summed gradients by name, once all have arrived."""
         self._close()
         found = self._done
-        for parts, pending in self._flying:
-            pieces = torch.split(pending.wait(), [part.numel() for _, part in parts])
-            for (name, part), piece in zip(parts, pieces, strict=True):
-                total = piece.view(part.shape)
+        for shapes, pending in self._flying:
+            pieces = torch.split(pending.wait(), [shape.numel() for _, shape in shapes])
+            for (name, shape), piece in zip(shapes, pieces, strict=True):
+                total = piece.view(shape)
                 found[name] = found[name] + total if name in found else total
         return found

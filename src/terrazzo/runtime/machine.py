@@ -12,7 +12,6 @@ from torch import Tensor
 from terrazzo.errors import NotANumber, UsageError
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
-from terrazzo.runtime.lifetimes import Lifetimes
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.steps import (
     CombineStep,
@@ -28,6 +27,7 @@ from terrazzo.runtime.steps import (
 from terrazzo.runtime.steps.step import Given
 from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Spread, Step, Take
 from terrazzo.schedule.gradient import differentiable, reached
+from terrazzo.schedule.lifetimes import Lifetimes
 
 
 class Machine:
@@ -35,11 +35,9 @@ class Machine:
 
     def __init__(self, program: Program, links: Links) -> None:
         self.program, self.links = program, links
-        self._reads = [_reads(step) for step in program.steps]
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
-        self._results = frozenset(program.outputs.values())
-        self._lives = Lifetimes(program, self._reads, self._results)
+        self._lives = Lifetimes(program)
         self._drops = self._lives.forward_drops
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = [_label(program, step) for step in program.steps]
@@ -61,9 +59,7 @@ class Machine:
         if isinstance(step, Combine):
             return CombineStep(index, step, program, device=device)
         assert isinstance(step, Compute)
-        later = {name for names in self._reads[index + 1 :] for name in names}
-        exports = frozenset(later) | self._results
-        ready = ComputeStep(index, step, program, device=device, exports=exports)
+        ready = ComputeStep(index, step, program, device=device, exports=self._lives.exports[index])
         ready.last_use = frozenset(self._drops[index])
         return ready
 
@@ -160,7 +156,7 @@ class Machine:
         for index, step in enumerate(self.steps):
             step.forward(run)
             found = [
-                name for name in _writes(self.program.steps[index]) if _has_nan(run.held.get(name))
+                name for name in self.program.steps[index].writes if _has_nan(run.held.get(name))
             ]
             flags = self.links.gather(torch.tensor([float(bool(found))]), counted=False)
             if bool(flags.any()):
@@ -194,26 +190,6 @@ def _is_parameter(program: Program, array: str) -> bool:
     return program.graph.values[program.arrays[array].value].kind != "node"
 
 
-def _reads(step: Step) -> tuple[str, ...]:
-    if isinstance(step, (Take, Spread)):
-        return (step.source,)
-    if isinstance(step, Exchange):
-        return tuple(move.source for move in step.moves)
-    if isinstance(step, Compute):
-        return tuple(name for apply in step.applies for name in apply.inputs)
-    return step.reads if isinstance(step, Passes) else step.inputs
-
-
-def _writes(step: Step) -> tuple[str, ...]:
-    if isinstance(step, (Take, Spread)):
-        return (step.target,)
-    if isinstance(step, Exchange):
-        return tuple(move.target for move in step.moves)
-    if isinstance(step, Compute):
-        return tuple(name for apply in step.applies for name in apply.outputs if name)
-    return (step.target,)
-
-
 def _title(program: Program, step: Step) -> str:
     if isinstance(step, Combine):
         return program.graph.nodes[step.node].title
@@ -222,7 +198,7 @@ def _title(program: Program, step: Step) -> str:
         return first if first == last else f"{first} .. {last}"
     if isinstance(step, Passes):
         return program.graph.nodes[step.nodes[-1]].title
-    return f"the value {_writes(step)[0]!r}"
+    return f"the value {step.writes[0]!r}"
 
 
 __all__ = ["Given", "Machine", "Run"]

@@ -43,6 +43,14 @@ class Take:
     source: str
     target: str
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.target,)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -60,6 +68,14 @@ class Exchange:
     moves: tuple[Move, ...]
     group: int
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(move.source for move in self.moves)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(move.target for move in self.moves)
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -67,6 +83,14 @@ class Spread:
 
     source: str
     target: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,14 @@ class Compute:
 
     applies: tuple[Apply, ...]
     group: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(name for apply in self.applies for name in apply.inputs)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(name for apply in self.applies for name in apply.outputs if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +150,10 @@ class Passes:
         """The arrays it reads, each once."""
         return tuple(dict.fromkeys(name for names in self.inputs for name in names if name))
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.target,)
+
 
 @dataclass(frozen=True, slots=True)
 class Combine:
@@ -134,6 +170,14 @@ class Combine:
     places: tuple[Box, ...]
     reduction: Reduction
     group: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.target,)
 
 
 Step = Take | Exchange | Spread | Compute | Passes | Combine

@@ -10,6 +10,7 @@ from torch import Tensor
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
 from terrazzo.records import Node
+from terrazzo.runtime.allocator import trim
 from terrazzo.runtime.operators import Operator, local_operator
 from terrazzo.runtime.steps.compute import held_boxes
 from terrazzo.runtime.steps.step import Piece, Run
@@ -34,6 +35,7 @@ class PassesStep:
                 tensors = {name: self._read(run, strip, name) for name in strip.reads}
                 result[strip.box.within(held).slices()] = self._compute(run, strip, tensors)
         run.held[self.step.target] = result
+        trim()
 
     @staticmethod
     def _read(run: Run, strip: _Strip, name: str) -> Tensor:
@@ -78,6 +80,7 @@ class PassesStep:
             run.add(name, total)
             if fresh and name in ours:
                 run.exclusive.add(name)
+        trim()
 
     def _strip_backward(self, run: Run, strip: _Strip, grad: Tensor) -> Mapping[str, Tensor]:
         """Computes one strip again, this time with autograd, and differentiates it."""

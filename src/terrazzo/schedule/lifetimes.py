@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from terrazzo.schedule import Combine, Passes, Program, Step
+from terrazzo.schedule.program import Combine, Passes, Program, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Rebuilt:
 class Lifetimes:
     """Lists of arrays to drop, by step, for both directions."""
 
-    def __init__(self, program: Program, reads: Sequence[Sequence[str]], results: Set[str]) -> None:
-        steps = program.steps
-        last = {name: index for index, names in enumerate(reads) for name in names}
+    def __init__(self, program: Program) -> None:
+        steps, results = program.steps, frozenset(program.outputs.values())
+        last = {name: index for index, step in enumerate(steps) for name in step.reads}
         made = {step.target: i for i, step in enumerate(steps) if isinstance(step, Passes)}
         again = _read_again(program)
         inner = {
@@ -38,6 +38,11 @@ class Lifetimes:
         }
         self.kept = frozenset(again) - inner
         """What must not change between the forward and the backward pass."""
+        self.exports = [
+            frozenset(n for n in step.writes if last.get(n, -1) > index or n in results)
+            for index, step in enumerate(steps)
+        ]
+        """What each step makes that later steps or the caller read."""
         self.forward_drops: list[list[str]] = [[] for _ in steps]
         self.last_drops: list[list[str]] = [[] for _ in steps]
         self.backward_drops: list[list[str]] = [[] for _ in steps]
@@ -55,7 +60,7 @@ class Lifetimes:
                 Rebuilt(
                     index,
                     name,
-                    frozenset(reads[index]),
+                    frozenset(steps[index].reads),
                     frozenset(_target(steps[reader]) for reader in again[name]),
                 )
                 for name, index in made.items()

@@ -1,0 +1,255 @@
+"""Passes under a memory limit: where groups end, so that a step fits and little is computed twice.
+
+With passes, a group keeps what enters it and rebuilds the rest when the backward pass comes. Long
+groups keep little and rebuild much; while one is rebuilt, all of it is in memory, so groups that
+are too long are no help either. Walking forward over the arrays of a program, a state is (bytes
+kept so far, operations to repeat so far); only states that no other beats in both are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from terrazzo.errors import PlanError
+from terrazzo.planner.explicit import group_title
+from terrazzo.records import Graph, Group, Plan
+from terrazzo.records.units import bytes_text
+from terrazzo.schedule import Combine, Passes, Program, lower
+from terrazzo.schedule.memory import Footprint, footprint
+from terrazzo.schedule.passes import is_heavy
+from terrazzo.schedule.tiling import group_of_nodes
+
+PASSES = (4, 16, 64)
+"""Numbers of strips to try, from fast to small."""
+
+MIB = 1 << 20
+ATTEMPTS = 6
+"""How often the limit of the search is lowered by what the walk finds it missed."""
+
+
+WAITING = 20
+"""Arithmetic that fits into the time one element takes to come from memory, about."""
+
+
+def needed(graph: Graph, plan: Plan) -> Footprint:
+    """The largest footprint among the devices of a plan."""
+    program = lower(graph, plan)
+    return max(
+        (footprint(program, device) for device in range(plan.devices)),
+        key=lambda found: found.total_bytes,
+    )
+
+
+def fit(graph: Graph, plan: Plan, limit_bytes: int) -> Plan:
+    """The plan itself if it fits, else one with passes in the same layouts that repeats least."""
+    plain = needed(graph, plan)
+    if plain.total_bytes <= limit_bytes:
+        return plan
+    searches = [_Search(graph, plan, passes) for passes in PASSES]
+    for search in searches:
+        found = search.within(limit_bytes)
+        if found is not None:
+            return found
+    last = searches[-1].smallest()
+    smallest = needed(graph, last)
+    if smallest.total_bytes <= limit_bytes:
+        return last
+    raise PlanError(_too_much(plan, plain, smallest, limit_bytes))
+
+
+def _too_much(plan: Plan, plain: Footprint, smallest: Footprint, limit_bytes: int) -> str:
+    parts = (
+        f"weights and their gradients {bytes_text(smallest.weights_bytes)} + "
+        f"{bytes_text(smallest.weight_gradients_bytes)}, maps and their gradients "
+        f"{bytes_text(smallest.maps_bytes + smallest.map_gradients_bytes)} at {smallest.where}"
+    )
+    more = "more devices" if plan.devices > 1 else "several devices"
+    return (
+        f"a training step needs at least {bytes_text(smallest.total_bytes)} on each device, limit "
+        f"{bytes_text(limit_bytes)} ({parts}; without passes {bytes_text(plain.total_bytes)}). "
+        f'Try memory="{ceil(smallest.total_bytes / MIB)}MiB", smaller inputs or {more}.'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An array that groups keep or rebuild, with the items that read it in the backward pass."""
+
+    end: str
+    size: int
+    flops: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run of items as one group: bytes kept behind it, operations repeated, bytes in memory at
+    its backward pass, and how many of those no other end would spare."""
+
+    kept: int
+    repeated: int
+    least: int
+    alive: int
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Everything up to an item decided: bytes kept, operations repeated, and the way here."""
+
+    kept: int
+    repeated: int
+    before: tuple[_State, int] | None = None
+
+    def ends(self) -> list[int]:
+        found, state = [], self
+        while state.before is not None:
+            state, end = state.before
+            found.append(end)
+        return found[::-1]
+
+
+class _Search:
+    """Group borders for one number of passes."""
+
+    def __init__(self, graph: Graph, plan: Plan, passes: int) -> None:
+        self.graph, self.passes = graph, passes
+        heavy = [node.output for node in graph.nodes if is_heavy(node, graph)]
+        self.each = _with_borders(graph, plan, heavy, passes)
+        program = lower(graph, self.each)
+        walks = [footprint(program, device) for device in range(plan.devices)]
+        self.base = max(walks, key=lambda walk: walk.total_bytes)
+        self.items = _items(program, walks.index(self.base))
+        self.flows = _flows(self.items)
+        self._runs: dict[tuple[int, int], _Run] = {}
+
+    def within(self, limit_bytes: int) -> Plan | None:
+        """A plan that fits, by the search and by the walk."""
+        budget = limit_bytes
+        for _ in range(ATTEMPTS):
+            ends = self._borders(self._room(budget))
+            if ends is None:
+                return None
+            plan = _with_borders(self.graph, self.each, ends, self.passes)
+            excess = needed(self.graph, plan).total_bytes - limit_bytes
+            if excess <= 0:
+                return plan
+            budget -= excess
+        return None
+
+    def smallest(self) -> Plan:
+        """The borders that need the least room, to a hundredth or so."""
+        high = 2 * sum(item.size for item in self.items)
+        low, ends = 0, [item.end for item in self.items]
+        while high - low > high // 100 + 1:
+            middle = (low + high) // 2
+            found = self._borders(middle)
+            low, high = (middle, high) if found is None else (low, middle)
+            ends = found or ends
+        return _with_borders(self.graph, self.each, ends, self.passes)
+
+    def _room(self, budget: int) -> int:
+        """What is left for arrays and their gradients."""
+        base = self.base
+        return budget - base.weights_bytes - base.weight_gradients_bytes - base.working_bytes
+
+    def _borders(self, room: int) -> list[str] | None:
+        """The ends of groups that repeat least within the room; None if nothing fits."""
+        count = len(self.items)
+        fronts: list[list[_State]] = [[] for _ in range(count + 1)]
+        fronts[0] = [_State(0, 0)]
+        for start in range(count):
+            states = _unbeaten(fronts[start])
+            for end in range(start, count):
+                run = self._run(start, end)
+                if not states or states[0].kept + run.least > room:
+                    break
+                fronts[end + 1] += [
+                    _State(state.kept + run.kept, state.repeated + run.repeated, (state, end))
+                    for state in states
+                    if state.kept + run.alive <= room
+                ]
+        found = min(_unbeaten(fronts[count]), key=lambda state: state.repeated, default=None)
+        return [self.items[end].end for end in found.ends()] if found else None
+
+    def _run(self, start: int, end: int) -> _Run:
+        """What a group from one item to another keeps, repeats and needs."""
+        if (start, end) not in self._runs:
+            inside = self.items[start : end + 1]
+            self._runs[start, end] = _Run(
+                kept=sum(item.size for item in inside if item.last > end),
+                repeated=sum(item.flops for item in inside if 0 <= item.last <= end),
+                least=sum(item.size for item in inside[:-1] if item.last >= 0),
+                alive=max(
+                    self.flows[now] + sum(item.size for item in inside if 0 <= item.first <= now)
+                    for now in range(start, end + 1)
+                ),
+            )
+        return self._runs[start, end]
+
+
+def _unbeaten(states: Sequence[_State]) -> list[_State]:
+    """Those that no other state beats in both, fewest bytes first."""
+    found: list[_State] = []
+    for state in sorted(states, key=lambda one: (one.kept, one.repeated)):
+        if not found or state.repeated < found[-1].repeated:
+            found.append(state)
+    return found
+
+
+def _with_borders(graph: Graph, plan: Plan, ends: Sequence[str], passes: int) -> Plan:
+    """A plan with groups that end at these values, in the layouts it had there."""
+    groups = group_of_nodes(graph, plan)
+    final = graph.nodes[-1].output
+    found, start = [], 0
+    for index in sorted({graph.producer[end] for end in (*ends, final)}):
+        layout = plan.groups[groups[index]].layout
+        title = group_title(graph, start, index)
+        found.append(Group(graph.nodes[index].output, layout, title, passes))
+        start = index + 1
+    return Plan(plan.graph, plan.devices, tuple(found))
+
+
+def _items(program: Program, device: int) -> list[_Item]:
+    """The arrays that passes make on one device, in order."""
+    readers: dict[str, list[int]] = {}
+    made = 0
+    for step in program.steps:
+        if isinstance(step, (Passes, Combine)):
+            for name in step.reads:
+                readers.setdefault(name, []).append(made)
+        made += isinstance(step, Passes)
+    found = []
+    for step in program.steps:
+        if isinstance(step, Passes):
+            boxes = program.arrays[step.target].boxes
+            assert boxes is not None
+            value = program.graph.values[program.arrays[step.target].value]
+            share = boxes[device].size / max(prod(value.shape), 1)
+            again = [min(reader, made - 1) for reader in readers.get(step.target, ())]
+            found.append(
+                _Item(
+                    end=step.target,
+                    size=int(value.bytes * share),
+                    flops=int(share * sum(_work(program, index) for index in step.nodes)),
+                    first=min(again, default=-1),
+                    last=max(again, default=-1),
+                )
+            )
+    return found
+
+
+def _work(program: Program, index: int) -> int:
+    """The operations of a node; cheap ones wait for memory, and count for more than they do."""
+    node = program.graph.nodes[index]
+    return node.flops * (1 if is_heavy(node, program.graph) else WAITING)
+
+
+def _flows(items: Sequence[_Item]) -> list[int]:
+    """The bytes of gradients that are alive while the backward pass is at each item."""
+    return [
+        items[now].size + sum(item.size for item in items[:now] if item.last >= now)
+        for now in range(len(items))
+    ]
