@@ -1,7 +1,7 @@
 """Calibration: which share of this machine makes a device compute at its preset's rate.
 
 A first guess comes from one core of this machine, measured over processor time. Then all devices
-compute at once, and each share is corrected by what came out: what they take from each other
+compute at once, and the shares are corrected by what came out: what they take from each other
 (caches, clocks, the kernel's own work) is in the result.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.probes import Probe, Probes
 from terrazzo.lab.quota import threads_of
 
-FIRST_S, ROUND_S = 0.5, 1.0
-ROUNDS = 5
+FIRST_S, ROUND_S = 0.5, 1.2
+ROUNDS = 4
 CLOSE = 0.02
 """Near enough to stop: a tolerance of 10% leaves room for a busier moment."""
 LARGEST_CORRECTION = 1.25
@@ -36,16 +37,13 @@ def calibrate(hosts: LabHosts, probes: Probes) -> Calibration:
     core = core_rate(probes.inside[0])
     shares = [rate / core for rate in wanted]
     hosts.throttle(shares)
-    for _ in range(ROUNDS):
+    for attempt in range(ROUNDS + 1):
         seen = compute_rates(hosts, probes, ROUND_S)
-        if all(abs(s / w - 1) <= CLOSE for s, w in zip(seen, wanted, strict=True)):
+        factors = _corrections(hosts, seen)
+        if attempt == ROUNDS or all(abs(factor - 1) <= CLOSE for factor in factors):
             break
-        shares = [
-            share * _correction(s, w) for share, s, w in zip(shares, seen, wanted, strict=True)
-        ]
+        shares = [share * factor for share, factor in zip(shares, factors, strict=True)]
         hosts.throttle(shares)
-    else:
-        seen = compute_rates(hosts, probes, ROUND_S)
     return Calibration(core, tuple(shares), tuple(seen))
 
 
@@ -68,5 +66,12 @@ def _answers(probes: Sequence[Probe]) -> list[dict[str, float]]:
     return [probe.answer() for probe in probes]
 
 
-def _correction(seen: float, wanted: float) -> float:
-    return min(LARGEST_CORRECTION, max(1 / LARGEST_CORRECTION, wanted / seen))
+def _corrections(hosts: LabHosts, seen: Sequence[float]) -> list[float]:
+    """One factor for all devices of a kind: between them only chance differs."""
+    devices = hosts.topology.devices
+    ratios: dict[str, list[float]] = {}
+    for device, rate in zip(devices, seen, strict=True):
+        ratios.setdefault(device.preset, []).append(rate / device.flops_per_s)
+    limits = (1 / LARGEST_CORRECTION, LARGEST_CORRECTION)
+    factors = {kind: 1 / fmean(found) for kind, found in ratios.items()}
+    return [min(limits[1], max(limits[0], factors[device.preset])) for device in devices]

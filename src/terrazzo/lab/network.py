@@ -3,7 +3,7 @@
     device's namespace          the switch's namespace
     eth0 ──(tbf: up)───────────▶ port0 ──▶ ┐
     eth0 ◀───────────(tbf: down)── port0 ◀── bridge ── port1 ... portN
-                                 port0 ──▶ air (tbf, one for all) ──▶ bridge     with Wi-Fi
+                                 port0 ──▶ air (htb, one for all) ──▶ bridge     with Wi-Fi
 
 Each end shapes what it sends. The switch has a namespace of its own, so that this machine's
 network is never touched, and no address or name can collide with anything.
@@ -37,7 +37,7 @@ LARGEST_BUNDLE = 65_536
 QUEUE_BYTES = 512 << 10
 """As much as a cheap switch holds back for a slow port, and drops beyond."""
 ROOT, TBF_HANDLE, INGRESS = 0xFFFFFFFF, 0x10000, 0xFFFF0000
-ALL_PROTOCOLS = 3
+ALL_PROTOCOLS, IP_PROTOCOL = 0x0003, 0x0800
 T = TypeVar("T")
 
 
@@ -152,7 +152,7 @@ class Network:
             ) from error
         air = _index(ip, AIR)
         ip.link("set", index=air, state="up")
-        _shape(ip, AIR, rate, "add")
+        _share_out(ip, air, rate, [device.address for device in self.topology.devices])
         return air
 
     def _build_device(self, wanted: EmulatedDevice, ip: Any) -> None:
@@ -248,6 +248,23 @@ def _errors() -> type[Exception]:
 
     found: type[Exception] = NetlinkError
     return found
+
+
+def _share_out(ip: Any, air: int, bits_per_s: float, addresses: Sequence[str]) -> None:
+    """One rate for all; who sends takes turns with the others, and may have what they leave."""
+    whole = {"rate": round(frame_bits_per_s(bits_per_s) / 8), "burst": burst_bytes(bits_per_s)}
+    part = max(1, whole["rate"] // len(addresses))
+    channel = TBF_HANDLE | 0xFFFF
+    ip.tc("add", "htb", air, handle=TBF_HANDLE, default=1)  # what is no IP goes with the first
+    ip.tc("add-class", "htb", air, handle=channel, parent=TBF_HANDLE, **whole)
+    for number, address in enumerate(addresses, start=1):
+        own = {"rate": part, "ceil": whole["rate"], "burst": whole["burst"]}
+        ip.tc("add-class", "htb", air, handle=TBF_HANDLE | number, parent=channel, **own)
+        source = "".join(f"{int(byte):02x}" for byte in address.split("."))
+        ip.tc(
+            "add-filter", "u32", air, parent=TBF_HANDLE, prio=1, protocol=IP_PROTOCOL,
+            target=TBF_HANDLE | number, keys=[f"0x{source}/0xffffffff+12"],
+        )  # fmt: skip
 
 
 def _send_through(ip: Any, port: int, air: int) -> None:

@@ -83,7 +83,7 @@ def verify(
     memory: bool = True,
 ) -> Verification:
     """Measures all devices at once: computing, sending, receiving, answering, filling memory."""
-    seen = seen_flops_per_s or compute_rates(hosts, probes, seconds)
+    seen = seen_flops_per_s or compute_rates(hosts, probes, 2 * seconds)
     columns: list[list[Figure]] = [
         [Figure("compute", "GFLOP/s", 1e9, rate, device.flops_per_s, tolerance)]
         for rate, device in zip(seen, hosts.topology.devices, strict=True)

@@ -1,0 +1,151 @@
+"""Devices of a lab: hosts of their own, with limits that hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from emulated import described
+
+from terrazzo.cluster import LaunchResult, launch
+from terrazzo.lab import LabHosts, state
+from terrazzo.lab.hosts import disk_of
+from terrazzo.lab.probes import Probes
+from terrazzo.lab.start import started
+from terrazzo.lab.verify import _wires, flows
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def gather(hosts: LabHosts, code: str) -> tuple[LaunchResult, dict[int, list[str]]]:
+    lines: dict[int, list[str]] = {device: [] for device in range(len(hosts.names))}
+    command = [sys.executable, "-S", "-c", code]
+    result = launch(command, hosts, output=lambda device, line: lines[device].append(line))
+    return result, lines
+
+
+class TestHosts:
+    def test_each_has_its_name_and_address_and_sees_no_other_network(self, hosts: LabHosts) -> None:
+        code = (
+            "import os, socket; print(socket.gethostname(), socket.gethostbyname(os.uname()[1]),"
+            "*sorted(name for _, name in socket.if_nameindex()))"
+        )
+        result, lines = gather(hosts, code)
+        assert result.ok
+        assert lines == {
+            device: [f"small-{device} 10.77.0.{device + 1} eth0 lo"] for device in range(3)
+        }
+
+    def test_they_have_torchruns_variables_of_separate_hosts(self, hosts: LabHosts) -> None:
+        keys = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"]
+        _, lines = gather(hosts, f"import os; print(*[os.environ[k] for k in {keys}])")
+        assert lines[2] == ["2 0 3 10.77.0.1 eth0"]
+
+    def test_torch_distributed_works_between_them(self, tmp_path: Path) -> None:
+        code = (
+            "import torch, torch.distributed as dist; dist.init_process_group('gloo')\n"
+            "x = torch.ones(2); dist.all_reduce(x); print(x.tolist())\n"
+            "dist.destroy_process_group()"
+        )
+        found: list[str] = []
+        with LabHosts.open(described("2xroomy", tmp_path)) as hosts:  # at full speed
+            command = [sys.executable, "-c", code]
+            result = launch(command, hosts, output=lambda _, line: found.append(line))
+            sent = [hosts.traffic(device).sent_bytes for device in range(2)]
+        assert result.ok, found
+        assert found == ["[2.0, 2.0]"] * 2
+        assert all(count > 1000 for count in sent)
+
+    def test_files_are_copied_where_all_find_them(self, hosts: LabHosts, tmp_path: Path) -> None:
+        source = tmp_path / "model.bin"
+        source.write_bytes(b"weights")
+        hosts.copy(source, device=1, destination=tmp_path / "there" / "model.bin")
+        assert (tmp_path / "there" / "model.bin").read_bytes() == b"weights"
+
+
+class TestLimits:
+    def test_who_asks_for_too_much_memory_is_killed_alone(self, hosts: LabHosts) -> None:
+        code = (
+            "import os, sys; held = b'x' * (60 << 20); print('fits', flush=True)\n"
+            "if os.environ['RANK'] == '1': more = b'x' * (80 << 20)"
+        )
+        before = hosts.usage(1).killed
+        result, lines = gather(hosts, code)
+        assert result.statuses == (0, -9, 0)
+        assert lines == {device: ["fits"] for device in range(3)}
+        usage = hosts.usage(1)
+        assert usage.killed == before + 1
+        assert usage.limit_bytes == 96 << 20
+        assert usage.peak_bytes > 90 << 20
+
+    def test_peaks_are_forgotten_on_request(self, hosts: LabHosts) -> None:
+        hosts.reset_peak(0)
+        gather(hosts, "held = b'x' * (50 << 20)")
+        assert hosts.usage(0).peak_bytes > 50 << 20
+        hosts.reset_peak(0)
+        assert hosts.usage(0).peak_bytes < 50 << 20
+
+    def test_nobody_gets_more_than_the_share(self, hosts: LabHosts) -> None:
+        # Processor time over wall time; on a busy machine it can only be less.
+        code = (
+            "import time; begin, used = time.perf_counter(), time.process_time()\n"
+            "while time.perf_counter() - begin < 1.5: pass\n"
+            "print((time.process_time() - used) / (time.perf_counter() - begin))"
+        )
+        _, lines = gather(hosts, code)
+        shares = [float(lines[device][0]) for device in range(3)]
+        assert all(0 < share < 0.25 for share in shares), shares
+
+    def test_links_are_shaped_and_counted(self, hosts: LabHosts) -> None:
+        with Probes.start(hosts, compute=False) as probes:
+            columns: list[list] = [[], [], []]
+            (counters,) = _wires(hosts, probes, columns, seconds=0.7, tolerance=0.1)
+        assert counters.ok, str(counters)
+        for up, down in columns:  # a busy machine can only be slower
+            assert 0 < up.seen < 1.15 * 40e6, str(up)
+            assert 0 < down.seen < 1.15 * 40e6, str(down)
+
+    def test_storage_is_slowed_or_it_is_said_that_it_is_not(
+        self, hosts: LabHosts, tmp_path: Path
+    ) -> None:
+        says = hosts.slow_storage(tmp_path)
+        disk = disk_of(tmp_path)
+        assert says.startswith("storage is slowed" if disk else "storage is not slowed")
+
+
+class TestAir:
+    def test_all_share_one_channel(self, tmp_path: Path) -> None:
+        topology = described("4xsmall:wifi", tmp_path)
+        assert topology.air_bits_per_s == 20e6
+        with LabHosts.open(topology) as hosts, Probes.start(hosts, compute=False) as probes:
+            pairs = [
+                (probes.inside[source], probes.inside[target], hosts.address(target))
+                for source, target in ((0, 1), (2, 3))
+            ]
+            found = flows(pairs, 0.8)
+        rates = [flow.bits_per_s for flow in found]
+        assert all(rate > 0 for rate in rates)
+        assert sum(rates) < 1.15 * 20e6  # apart, each would have had all of it
+
+
+class TestStarting:
+    @pytest.mark.slow
+    def test_calibrated_devices_say_what_they_are_not(self, tmp_path: Path) -> None:
+        said: list[str] = []
+        topology = described("2xroomy", tmp_path)
+        with started(topology, say=said.append, check=False) as hosts:
+            assert len(hosts.shares) == 2
+            assert all(0 < share < 1 for share in hosts.shares)
+            result, _ = gather(hosts, "pass")
+        assert result.ok
+        assert said[0].startswith("lab 2xroomy: 4 GFLOP/s")
+        assert "not emulated: memory bandwidth" in said[1]
+
+    def test_two_labs_do_not_know_of_each_other(self, hosts: LabHosts, tmp_path: Path) -> None:
+        with LabHosts.open(described("1xsmall", tmp_path)) as other:
+            assert other.name != hosts.name
+            result, lines = gather(other, "import socket; print(socket.gethostname())")
+        assert (result.ok, lines) == (True, {0: ["small-0"]})
+        assert gather(hosts, "pass")[0].ok
+        assert not any(other.name in path for path in state.names())
