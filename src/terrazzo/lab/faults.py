@@ -30,6 +30,7 @@ ENTER = Path(__file__).with_name("enter.py")
 FILLER = Path(__file__).with_name("filler.py")
 LOOK_S = 0.05
 LEFT_FREE_BYTES = 16 << 20
+ENDED_FIRST = "1000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ def restore(lab: RunningLab, device: int) -> None:
     lab.network.mend(device)
     if lab.groups.can_freeze:
         lab.group(device).freeze(False)
-    for process in _fillers(lab, device):
+    fillers = _fillers(lab, device)
+    if fillers:
+        _prefer(lab, device, ended_first=False)
+    for process in fillers:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
@@ -128,6 +132,21 @@ def _fill(lab: RunningLab, device: int, left_free_bytes: int) -> None:
         assert filler.stdout is not None
         filler.stdout.readline()
         filler.returncode = 0  # left running on purpose
+    _prefer(lab, device, ended_first=True)
+
+
+def _prefer(lab: RunningLab, device: int, *, ended_first: bool) -> None:
+    """Who the kernel ends when memory is full: those who were there before the filler.
+
+    The filler asks to be spared, which the kernel does not grant to everybody; to be ended first
+    may be asked for by anybody.
+    """
+    fillers = _fillers(lab, device)
+    for process in lab.group(device).processes():
+        if process not in fillers:
+            with suppress(OSError):
+                path = Path(f"/proc/{process}/oom_score_adj")
+                path.write_text(ENDED_FIRST if ended_first else "0", encoding="ascii")
 
 
 def _fillers(lab: RunningLab, device: int) -> list[int]:
