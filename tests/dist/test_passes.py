@@ -10,6 +10,8 @@ from devices import run_on
 from torch import Tensor, nn
 
 import terrazzo as tz
+from terrazzo.graph.export import export
+from terrazzo.planner.fitting import needed
 
 
 class Hourglass(nn.Module):
@@ -64,6 +66,26 @@ def test_large_maps_are_cut_into_strips() -> None:
     ((ok, text, most),) = run_on(1, large_strips, 417)
     assert ok, text
     assert most == 4
+
+
+def fitted(share: float) -> tuple[bool, str, int, int]:
+    """A plan made for a part of the memory: within it by its own count, and exact."""
+    torch.manual_seed(0)
+    model, example = Hourglass(), (torch.randn(1, 3, 200, 200),)
+    graph = export(model, example).graph
+    devices = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    plain = needed(graph, tz.plan(model, example, devices=devices)).total_bytes
+    plan = tz.plan(model, example, devices=devices, memory=int(plain * share))
+    report = tz.check(model, example, plan)
+    assert any(group.passes for group in plan.groups)
+    return report.ok, str(report), needed(graph, plan).total_bytes, int(plain * share)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_memory_limit_is_kept_and_changes_no_number(devices: int) -> None:
+    for ok, text, size, limit in run_on(devices, fitted, 0.9):
+        assert ok, text
+        assert size <= limit
 
 
 def frozen_start() -> list[float]:

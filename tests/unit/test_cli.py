@@ -19,6 +19,7 @@ from terrazzo.cli.main import main
 from terrazzo.cli.model import ModelReference
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.errors import ModelError, UsageError
+from terrazzo.records import Plan
 from terrazzo.records.check import CheckReport, CheckRow
 
 pytestmark = pytest.mark.timeout(120)
@@ -79,7 +80,7 @@ class TestHelp:
         assert stop.value.code == 0
         assert "examples:\n  terrazzo " in capsys.readouterr().out
 
-    @pytest.mark.parametrize("arguments", [[], ["dance"], ["run", "train.py"], ["check", "a:b"]])
+    @pytest.mark.parametrize("arguments", [[], ["dance"], ["check", "a:b"], ["plan", "a:b"]])
     def test_incomplete_commands(
         self, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -87,6 +88,33 @@ class TestHelp:
             main(arguments)
         assert stop.value.code == 2
         assert "usage: terrazzo" in capsys.readouterr().err
+
+
+class TestPlan:
+    MODEL = ("plan", "terrazzo.zoo.unet:unet", "--input", "1x3x256x256")
+
+    def test_memory_of_a_step_and_a_plan_to_keep(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "plan.json"
+        assert main([*self.MODEL, "--on", "2", "--save", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert "device 1" in out
+        assert "Memory of a training step" in out
+        assert "weights 29.6 MiB" in out
+        assert "passes" not in out
+        assert Plan.load(path).devices == 2
+
+    def test_a_limit_and_its_cost(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*self.MODEL, "--memory", "170MiB"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "limit 170MiB" in out
+        assert "times the arithmetic" in out
+
+    def test_a_limit_nothing_can_meet(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = refused(capsys, *self.MODEL, "--memory", "20MiB")
+        assert "limit 20.0 MiB" in line
+        assert 'Try memory="' in line
 
 
 class TestRun:

@@ -119,7 +119,7 @@ def _parts(foot: Footprint) -> str:
         f"  weights {bytes_text(foot.weights_bytes)}, their gradients "
         f"{bytes_text(foot.weight_gradients_bytes)}, maps {bytes_text(foot.maps_bytes)}, their "
         f"gradients {bytes_text(foot.map_gradients_bytes)}, work space "
-        f"{bytes_text(foot.working_bytes)}"
+        f"{bytes_text(foot.working_bytes)}, a tenth on top for the allocator"
     )
 
 

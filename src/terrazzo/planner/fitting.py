@@ -17,7 +17,7 @@ from terrazzo.planner.explicit import group_title
 from terrazzo.records import Graph, Group, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Passes, Program, lower
-from terrazzo.schedule.memory import Footprint, footprint
+from terrazzo.schedule.memory import WASTE, Footprint, footprint
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.tiling import group_of_nodes
 
@@ -153,7 +153,8 @@ class _Search:
     def _room(self, budget: int) -> int:
         """What is left for arrays and their gradients."""
         base = self.base
-        return budget - base.weights_bytes - base.weight_gradients_bytes - base.working_bytes
+        fixed = base.weights_bytes + base.weight_gradients_bytes + base.working_bytes
+        return int(budget / (1 + WASTE)) - fixed
 
     def _borders(self, room: int) -> list[str] | None:
         """The ends of groups that repeat least within the room; None if nothing fits."""
