@@ -20,6 +20,7 @@ FILES = {
     "cgroup.procs": "",
     "cgroup.freeze": "0",
     "cpu.max": "max 100000",
+    "cpu.max.burst": "0",
     "cpu.weight": "10000",
     "cpu.stat": "usage_usec 2500000\nthrottled_usec 1000000",
     "memory.max": "max",
@@ -76,6 +77,7 @@ class TestVersion2:
         group.limit_cpu(CpuQuota(1_500, 10_000))
         # A file does not forget what a longer text had after it; the kernel's do.
         assert (group.folder / "cpu.max").read_text() == "1500 10000"
+        assert (group.folder / "cpu.max.burst").read_text() == "1500"
 
     def test_no_limit(self, group: Group2) -> None:
         group.limit_cpu(None)

@@ -196,7 +196,10 @@ def _cell(figure: Figure, with_wish: bool) -> Text:
 
 
 def _scaled(figure: Figure, value: float | None) -> str:
-    return "" if value is None else f"{value / figure.scale:.3g}"
+    if value is None:
+        return ""
+    number = value / figure.scale
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
 
 
 # ---- faults ---------------------------------------------------------------------------------

@@ -28,10 +28,17 @@ class Group1:
 
     def limit_cpu(self, quota: CpuQuota | None) -> None:
         cpu = self.folders["cpu"]
+        self._save(0)
         kernelfile.set_to(cpu / "cpu.cfs_quota_us", "-1")
         if quota is not None:
             kernelfile.set_to(cpu / "cpu.cfs_period_us", str(quota.period_us))
             kernelfile.set_to(cpu / "cpu.cfs_quota_us", str(quota.quota_us))
+            self._save(quota.saved_us)
+
+    def _save(self, most_us: int) -> None:
+        path = self.folders["cpu"] / "cpu.cfs_burst_us"
+        if path.exists():  # since Linux 5.14
+            kernelfile.set_to(path, str(most_us))
 
     def limit_memory(self, limit_bytes: int) -> None:
         memory, limit = self.folders["memory"], str(_whole_pages(limit_bytes))

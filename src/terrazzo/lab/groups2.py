@@ -28,8 +28,16 @@ class Group2:
         return (self.folder / "cgroup.procs",)
 
     def limit_cpu(self, quota: CpuQuota | None) -> None:
+        self._save(0)
         text = f"max {100_000}" if quota is None else f"{quota.quota_us} {quota.period_us}"
         kernelfile.set_to(self.folder / "cpu.max", text)
+        if quota is not None:
+            self._save(quota.saved_us)
+
+    def _save(self, most_us: int) -> None:
+        path = self.folder / "cpu.max.burst"
+        if path.exists():  # since Linux 5.14
+            kernelfile.set_to(path, str(most_us))
 
     def limit_memory(self, limit_bytes: int) -> None:
         page = os.sysconf("SC_PAGE_SIZE")

@@ -57,8 +57,10 @@ class LabHosts(RunningLab):
         try:
             yield hosts
         finally:
-            hosts.close()
-            janitor.communicate()
+            try:
+                hosts.close()
+            finally:
+                janitor.communicate()
 
     @classmethod
     def _make(cls, topology: Topology, folder: Path) -> LabHosts:

@@ -28,6 +28,11 @@ class CpuQuota:
     def cores(self) -> float:
         return self.quota_us / self.period_us
 
+    @property
+    def saved_us(self) -> int:
+        """What it may keep of a period in which it did not get its turn: no more than one."""
+        return self.quota_us
+
     @classmethod
     def of(cls, cores: float) -> CpuQuota:
         """The quota for a share of cores, in the shortest period that the kernel allows."""

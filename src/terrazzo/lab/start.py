@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,6 +100,10 @@ def unshaped(topology: Topology, reason: str) -> str:
     )
 
 
-def _range(values: list[float] | tuple[float, ...]) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in _ends(values))
     return low if low == high else f"{low} to {high}"
