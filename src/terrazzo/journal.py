@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+from types import NoneType
+
 from torch import Tensor
 
 from terrazzo.errors import UsageError
@@ -15,10 +18,12 @@ def log(*, step: int | None = None, **numbers: float | Tensor) -> None:
     all. A number is a float, an int or a tensor of one element, which is read later, when lines are
     written anyhow. Steps are counted from 1 for each name, unless ``step`` says otherwise.
     """
+    if not isinstance(step, (Integral, NoneType)):
+        raise UsageError(f"tz.log(step=...) takes a whole number, this is {type(step).__name__}")
     for name, value in numbers.items():
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
             continue
-        if not isinstance(value, (float, int)):
+        if not _is_number(value):
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(
                 f"tz.log({name}=...) takes a number or a tensor of one element, this is {seen}: "
@@ -27,3 +32,7 @@ def log(*, step: int | None = None, **numbers: float | Tensor) -> None:
     writer = recorder()
     if numbers and writer is not None and writer.device == 0:
         writer.log(numbers, step)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)  # which NumPy's numbers are too

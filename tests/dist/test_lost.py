@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -133,6 +134,19 @@ def test_an_error_inside_a_call_reaches_the_others(device: int) -> None:
     found = fates(3, raises_inside_a_call, device)
     assert found.pop(device).what == "MemoryError"
     told(found, f"device {device} failed: MemoryError", "64 MiB")
+
+
+def test_the_sentence_quotes_the_failed_device_and_says_where() -> None:
+    """What failed, on whom, where this device was, and what to do; no place in torch's sources."""
+    first, _, last = fates(3, raises_inside_a_call)
+    for fate, me in ((first, 0), (last, 2)):
+        sentence = (
+            r"device 1 failed: MemoryError: nothing left for 64 MiB, in .+ on device "
+            rf"{me} \(([^()]+)\)\. Start again without it, or look at its own output\."
+        )
+        match = re.fullmatch(sentence, fate.message)
+        assert match, fate
+        assert not re.search(r"\.(cc|cpp|h|py)\b", match[1]), match[1]
 
 
 def fails_and_stays() -> None:
