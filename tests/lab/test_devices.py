@@ -9,6 +9,7 @@ import pytest
 from emulated import described
 
 from terrazzo.cluster import LaunchResult, launch
+from terrazzo.errors import LabError
 from terrazzo.lab import LabHosts, state
 from terrazzo.lab.hosts import disk_of
 from terrazzo.lab.probes import Probes
@@ -141,6 +142,24 @@ class TestStarting:
         assert result.ok
         assert said[0].startswith("lab 2xroomy: 4 GFLOP/s")
         assert "not emulated: memory bandwidth" in said[1]
+
+    @pytest.mark.slow
+    def test_outside_the_tolerance_nothing_starts(self, tmp_path: Path) -> None:
+        said: list[str] = []
+        with (
+            pytest.raises(
+                LabError, match=r"outside its tolerance of 0%: .* asked for.*--no-verify"
+            ),
+            started(described("1xroomy", tmp_path), say=said.append, tolerance=1e-9),
+        ):
+            pytest.fail("a lab started that nothing on earth could be")
+        assert said == []
+
+    def test_more_than_this_machine_has_is_refused(self, tmp_path: Path) -> None:
+        with LabHosts.open(described("2xsmall", tmp_path)) as hosts:
+            with pytest.raises(LabError, match=r"2xsmall needs 200000\.00 cores.*missing"):
+                hosts.throttle([1e5, 1e5])
+            assert hosts.shares == ()
 
     def test_two_labs_do_not_know_of_each_other(self, hosts: LabHosts, tmp_path: Path) -> None:
         with LabHosts.open(described("1xsmall", tmp_path)) as other:

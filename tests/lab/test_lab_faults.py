@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from terrazzo.errors import UsageError
-from terrazzo.lab import LabHosts
+from terrazzo.lab import LabHosts, Topology
 from terrazzo.lab.faults import Fault, carry_out, restore, step_of, wait_for
 from terrazzo.lab.probes import Probes
 from terrazzo.lab.verify import flows
@@ -128,6 +128,7 @@ def test_by_command_at_a_step(hosts: LabHosts, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     hosts.note_run(run)
+    assert Topology.from_json((run / "lab.json").read_text()) == hosts.topology
     with counting(hosts, 1, tmp_path / "count"):
         words = ["lab", "fault", "kill", "small-1", "--at-step", "2", "--lab", hosts.name]
         command = subprocess.Popen(

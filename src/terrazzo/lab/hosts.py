@@ -26,6 +26,7 @@ from terrazzo.lab.quota import CpuQuota, require_fit, require_memory, threads_of
 from terrazzo.lab.running import RunningLab
 from terrazzo.lab.state import LabState
 from terrazzo.lab.topology import Topology
+from terrazzo.records import document
 
 ENTER = Path(__file__).with_name("enter.py")
 PORT = 29500
@@ -127,8 +128,9 @@ class LabHosts(RunningLab):
         return f"storage is slowed on disk {disk}, for what the page cache does not hold"
 
     def note_run(self, folder: Path) -> None:
-        """Where the devices record, so that faults can wait for a step."""
+        """Where the devices record: faults can wait for a step there, and reports find the lab."""
         self.run_folder = str(folder.resolve())
+        document.write(folder / "lab.json", self.topology.to_json() + "\n")
         self._tell()
 
     # ---- the interface of hosts -------------------------------------------------------------

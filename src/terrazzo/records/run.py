@@ -4,6 +4,7 @@ runs/20260131-142530-train/
     run.json          this record; its end is filled in when the run is over
     plan.json         the plan, and
     graph.json        the model it is for
+    lab.json          the emulated devices, where there are any
     events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
     report.html       made by terrazzo report
 """
