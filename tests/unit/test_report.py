@@ -331,7 +331,7 @@ class TestRunFolder:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=100)
         assert process.returncode == 130
-        assert f"terrazzo: recorded in {folder}" in err
+        assert f"recorded in {folder}" in err
         run = RunFolder(folder).read()
         assert run is not None and run.status == "interrupted"
         done = terrazzo("report", str(folder))

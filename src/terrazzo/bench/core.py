@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import terrazzo as tz
+from terrazzo.bench import memory
 from terrazzo.cluster import launch
 from terrazzo.errors import RunError
 from terrazzo.graph.export import export
 from terrazzo.planner import plan_graph
+from terrazzo.records.units import parse_bytes
 from terrazzo.schedule import lower, split_shares
 from terrazzo.zoo import resnet18, resnet50
 
@@ -65,6 +67,8 @@ def measure_all() -> list[Measure]:
         Measure("bytes sent against bytes predicted", payload),
         Measure("split shares", shares),
         Measure("export and planning", planning),
+        Measure("recording spans", recording),
+        Measure("one device with little memory", little_memory),
     ]
 
 
@@ -96,20 +100,32 @@ def payload() -> list[Finding]:
     """One training step on local devices; their counters against the program's geometry."""
     findings = []
     for devices, layout, groups in ((2, "tiles:2x1", "each"), (4, "tiles:2x2", "4")):
-        with tempfile.TemporaryDirectory() as folder:
-            answer = Path(folder) / "bytes.json"
-            command = [sys.executable, "-m", "terrazzo.bench.payload", str(answer), layout, groups]
-            lines: list[str] = []
-            result = launch(command, devices, output=lambda _, line: lines.append(line))  # noqa: B023
-            if result.failure is not None:
-                raise RunError("the payload benchmark failed: " + "\n".join(lines[-5:]))
-            rows = json.loads(answer.read_text())
+        rows = _answer("terrazzo.bench.payload", layout, groups, devices=devices)
         case = f"ResNet-18 64x64, {devices} devices, {layout}, groups {groups}"
         gap = sum(abs(sent - predicted) for sent, predicted in rows)
         total = sum(sent for sent, _ in rows)
         what = f"difference from predicted, of {total} bytes"
         findings.append(Finding(what, case, gap, 0, "bytes"))
     return findings
+
+
+def recording() -> list[Finding]:
+    """What a record of every span takes of a short step."""
+    share = _answer("terrazzo.bench.spans", devices=2)
+    case = "small YOLOv2, 320x320, batch 4, 2 devices"
+    return [Finding("share of a step spent on its record", case, share, 0.01)]
+
+
+def _answer(module: str, *arguments: str, devices: int) -> Any:
+    """What device 0 of a benchmark on local devices writes down."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-m", module, str(answer), *arguments]
+        lines: list[str] = []
+        result = launch(command, devices, output=lambda _, line: lines.append(line))
+        if result.failure is not None:
+            raise RunError(f"{module} failed: " + "\n".join(lines[-5:]))
+        return json.loads(answer.read_text())
 
 
 def shares() -> list[Finding]:
@@ -133,3 +149,17 @@ def planning() -> list[Finding]:
     seconds = time.perf_counter() - begin
     case = f"ResNet-50, {len(graph.nodes)} operators, 6 devices"
     return [Finding("export and planning", case, seconds, 10, "s")]
+
+
+def little_memory() -> list[Finding]:
+    """Peak above idle and time of a step under a limit, against plain PyTorch."""
+    plain, less = memory.run(""), memory.run(memory.LIMIT)
+    case = f"U-Net 32, {memory.SIZE}x{memory.SIZE}, batch 1, memory={memory.LIMIT}"
+    peak, limit = less["peak_bytes"] / memory.MIB, parse_bytes(memory.LIMIT) / memory.MIB
+    share = less["peak_bytes"] / plain["peak_bytes"]
+    times = less["step_s"] / plain["step_s"]
+    return [
+        Finding("peak memory above idle", case, peak, limit, "MiB"),
+        Finding("peak memory over plain PyTorch", case, share, 1 / 3),
+        Finding("step time over plain PyTorch", case, times, 1.5, "x"),
+    ]

@@ -36,15 +36,13 @@ class Event:
         return self.end_s - self.begin_s
 
     def to_line(self) -> str:
-        """One line of JSON, put together by hand: thousands are written while devices train."""
-        row = (
-            f'[{self.device}, {self.call}, "{self.phase}", "{self.kind}", {_quoted(self.name)}, '
-            f"{self.begin_s:.6f}, {self.end_s:.6f}, {self.bytes}"
-        )
+        """One line of JSON."""
+        where = line_start(self.device, self.call, self.phase)
+        row = line(where, self.kind, self.name, self.begin_s, self.end_s, self.bytes)
         if not self.values:
-            return row + "]"
+            return row
         told = {name: value if isfinite(value) else None for name, value in self.values}
-        return f"{row}, {json.dumps(told)}]"
+        return f"{row[:-1]}, {json.dumps(told)}]"
 
     @classmethod
     def from_line(cls, line: str) -> Event:
@@ -52,6 +50,16 @@ class Event:
         told = rest[0].items() if rest else ()
         values = tuple((key, nan if value is None else value) for key, value in told)
         return cls(device, call, phase, kind, name, begin_s, end_s, sent, values)
+
+
+def line_start(device: int, call: int, phase: str) -> str:
+    """What all lines of one phase of a call begin with."""
+    return f'[{device}, {call}, "{phase}", '
+
+
+def line(start: str, kind: str, name: str, begin_s: float, end_s: float, size: int) -> str:
+    """An event as JSON, put together by hand: thousands are written while devices train."""
+    return f'{start}"{kind}", {_quoted(name)}, {begin_s:.6f}, {end_s:.6f}, {size}]'
 
 
 @cache

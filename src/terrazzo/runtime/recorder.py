@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from terrazzo.records.event import Event
+from terrazzo.records.event import Event, line, line_start
 
 EVERY_CALL_UNTIL = 100
 THEN_ONE_IN = 20
@@ -68,14 +68,10 @@ class Recorder:
 
     def span(self, kind: str, name: str, begin: float, sent_bytes: int = 0) -> None:
         """A span that began at ``begin`` (of time.perf_counter) and ends now."""
-        if not self._sampled:
-            return
-        end = time.perf_counter()
-        event = Event(
-            self.device, self.call, self.phase, kind, name,
-            begin + self._epoch, end + self._epoch, sent_bytes,
-        )  # fmt: skip
-        self._lines.append(event.to_line())
+        end, call, epoch = time.perf_counter(), self.call, self._epoch
+        if call <= EVERY_CALL_UNTIL or call % THEN_ONE_IN == 0:
+            start = line_start(self.device, call, self.phase)
+            self._lines.append(line(start, kind, name, begin + epoch, end + epoch, sent_bytes))
 
     def note(self, name: str, **values: float) -> None:
         now = time.time()
