@@ -1,4 +1,4 @@
-"""``python -m terrazzo.bench``: measures the core and prints it beside its limits."""
+"""``python -m terrazzo.bench`` and ``terrazzo bench core``: the core, beside its limits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from terrazzo.records import document
 
 
 def main() -> int:
+    return run(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+
+
+def run(target: Path | None) -> int:
+    """Measures, prints, and writes JSON if a file is named; 0 if all limits are kept."""
     console = Console()
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     console.print(f"core benchmarks on {machine}\n")
@@ -27,9 +32,9 @@ def main() -> int:
         verdict = "[green]ok[/]" if finding.ok else "[red]missed[/]"
         table.add_row(finding.what, finding.case, finding.text, finding.limit_text, verdict)
     console.print(table)
-    if len(sys.argv) > 1:
+    if target is not None:
         body = {"machine": machine, "findings": [finding.to_dict() for finding in findings]}
-        document.write(Path(sys.argv[1]), document.dump("bench", 1, body) + "\n")
+        document.write(target, document.dump("bench", 1, body) + "\n")
     return 0 if all(finding.ok for finding in findings) else 1
 
 

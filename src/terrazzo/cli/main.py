@@ -30,6 +30,8 @@ examples:
       run a training script as three devices on this machine
   sudo terrazzo run --on 6xpi3 train.py
       run it on six emulated boards: shaped links, slow cores, little memory
+  terrazzo bench race --on 2 --model yolov2-small --batch 2
+      beside what you would pick instead: one device, DDP, FSDP2, a pipeline
   terrazzo report
       what the latest run did: losses, memory, traffic, time, as words and as a page
 
@@ -67,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import check, completion, demo, lab, plan, report, run
+    from terrazzo.cli import bench, check, completion, demo, lab, plan, report, run
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -85,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_to(commands)
     report.add_to(commands)
     lab.add_to(commands)
+    bench.add_to(commands)
     completion.add_to(commands)
     return top
 

@@ -1,0 +1,89 @@
+"""The published experiment: tiles in groups on Pi-3-class devices, beside what was published.
+
+The published figures are for boards of four cores, against one of those cores; here a device is
+what its preset says, and the baseline is one whole device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from terrazzo.bench.record import Race, Row
+
+MODEL = "yolov2-front"
+CLUSTERS = ("2xpi3", "3xpi3", "4xpi3", "5xpi3", "6xpi3")
+BATCHES = (1, 2, 4, 6)
+GROUPS = ("each", "8", "4", "2", "one")
+PEERS = ("alone", "accumulate", *(f"terrazzo auto {groups}" for groups in GROUPS))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One claim: what was published, and what was measured here."""
+
+    what: str
+    published: str
+    here: str
+    where: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures(races: Sequence[Race]) -> list[Figure]:
+    """The three claims; a claim that nothing here speaks to says so."""
+    return [_speedups(races), _memory(races), _grouping(races)]
+
+
+def _own(race: Race) -> list[Row]:
+    return [row for row in race.rows if row.done and row.peer.startswith("terrazzo")]
+
+
+def _speedups(races: Sequence[Race]) -> Figure:
+    best = [
+        (race.speedup(min(_own(race), key=lambda row: row.median_s)) or 0.0, race.case.title)
+        for race in races
+        if _own(race) and race.baseline
+    ]
+    if not best:
+        return Figure("speedup", "2x to 15x over one core", "not measured", "no baseline was done")
+    low, high = min(best), max(best)
+    here = f"{low[0]:.2f}x to {high[0]:.2f}x over one device"
+    return Figure("speedup", "2x to 15x over one core", here, f"most: {high[1]}")
+
+
+def _memory(races: Sequence[Race]) -> Figure:
+    published = "8x less for each device"
+    best: list[tuple[float, str]] = []
+    for race in races:
+        alone = next((row for row in race.rows if row.peer == "alone" and row.done), None)
+        least = min((row.most_own_bytes for row in _own(race)), default=0)
+        if alone is not None and least:
+            best.append((alone.most_own_bytes / least, race.case.title))
+    if not best:
+        return Figure("memory", published, "not measured", "one device alone did not fit")
+    ratio, where = max(best)
+    return Figure("memory", published, f"{ratio:.2f}x less, beyond the idle process", where)
+
+
+def _grouping(races: Sequence[Race]) -> Figure:
+    published = "1.5x over an exchange at every layer"
+    gains: list[tuple[float, str]] = []
+    for race in races:
+        rows = {row.peer: row for row in _own(race)}
+        each = rows.pop("terrazzo auto each", None)
+        if each is not None and rows:
+            best = min(rows.values(), key=lambda row: row.median_s)
+            where = f"{race.case.title}, {best.peer.split()[-1]} groups"
+            gains.append((each.median_s / best.median_s, where))
+    if not gains:
+        return Figure("grouping", published, "not measured", "no two groupings were done")
+    gain, where = max(gains)
+    return Figure("grouping", published, f"{gain:.2f}x", where)
+
+
+def curve(race: Race) -> list[tuple[str, float]]:
+    """Seconds a step by grouping: one layout, only the borders of groups differ."""
+    return [(row.peer.split()[-1], row.median_s) for row in _own(race)]

@@ -1,0 +1,69 @@
+"""What a peer is: can it do a case, and how does it train, on each device, in a worker process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from terrazzo.bench.cases import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from terrazzo.bench.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a device finds when it is its turn."""
+
+    case: Case
+    device: int
+    devices: int
+
+    def task(self) -> Task:
+        """The model and its data, the same on every call and on every device."""
+        from terrazzo.bench.task import Task
+
+        return Task.make(self.case)
+
+
+class Trainer(ABC):
+    """A training on one device. ``step`` leaves gradients, ``update`` uses them up."""
+
+    choices: Sequence[int] = (0,)
+    """What the warm-up tries; the fastest is kept. Its meaning is the peer's own."""
+    choice_word = ""
+
+    def use(self, choice: int) -> None:  # noqa: B027 - most have nothing to choose
+        """Starts again from the first weights, with another choice."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Forward, loss, backward."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """The optimiser's step; the gradients are gone after it."""
+
+    @abstractmethod
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole gradients by the model's names: those this device shall report."""
+
+
+class Peer(Protocol):
+    """One way to train on these devices."""
+
+    name: str
+    claims_exact: bool
+    """Whether it promises plain PyTorch's gradients."""
+    alone: bool
+    """Whether only one device works."""
+
+    def can(self, case: Case, devices: int) -> str | None:
+        """Why it can't do this; None if it can try."""
+
+    def build(self, work: Work) -> Trainer:
+        """On each device, once the devices have joined."""

@@ -1,0 +1,68 @@
+"""Terrazzo: per-layer halos (``each``), full fusion (``one``), or layout, groups or plan given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import terrazzo as tz
+from terrazzo.bench.cases import Case
+from terrazzo.bench.peers.peer import Trainer, Work
+from terrazzo.bench.task import WithLoss, gradients_of, loss_of, optimizer_of
+from terrazzo.errors import UsageError
+
+
+class Terrazzo:
+    claims_exact = True
+    alone = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        kind, _, rest = name.partition(" ")
+        self.plan: Path | None = Path(rest) if kind == "plan" else None
+        self.layout, self.groups = "auto", kind
+        if kind == "terrazzo":
+            words = rest.split()
+            if not 1 <= len(words) <= 2:
+                raise UsageError(
+                    f'--terrazzo "{rest}" is not understood: give a layout, and groups after a '
+                    'space, such as "tiles:2x1 4"'
+                )
+            self.layout, self.groups = words[0], words[1] if len(words) == 2 else "auto"
+
+    def can(self, case: Case, devices: int) -> str | None:
+        if self.plan is None:
+            return None
+        planned = tz.Plan.load(self.plan).devices
+        return None if planned == devices else f"the plan is for {planned} devices"
+
+    def build(self, work: Work) -> Trainer:
+        return TerrazzoTrainer(self, work)
+
+
+class TerrazzoTrainer(Trainer):
+    def __init__(self, peer: Terrazzo, work: Work) -> None:
+        task = work.task()
+        self.work, self.model, self.images = work, task.model, task.images
+        self.loss: Callable[[Tensor], Tensor]
+        if peer.plan is not None:  # made for the bare model: the loss stays outside
+            net = tz.parallelize(task.model, (task.images,), tz.Plan.load(peer.plan))
+            self.loss = lambda images: loss_of(net(images))
+        else:
+            self.loss = tz.parallelize(
+                WithLoss(task.model), (task.images,), layout=peer.layout, groups=peer.groups
+            )
+        self.optimizer = optimizer_of(task.model.parameters())
+
+    def step(self) -> None:
+        torch.autograd.backward(self.loss(self.images))
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return gradients_of(self.model) if self.work.device == 0 else {}

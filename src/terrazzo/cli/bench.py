@@ -1,0 +1,244 @@
+"""``terrazzo bench``: races against what a user would pick instead, and our own limits."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from terrazzo.cli.place import Place, add_lab_flags, say
+from terrazzo.cli.report import save
+from terrazzo.errors import UsageError
+from terrazzo.lab.hosts import is_root
+from terrazzo.lab.start import unshaped
+from terrazzo.records.machine import Machine
+from terrazzo.records.run import RunFolder
+
+if TYPE_CHECKING:
+    from terrazzo.bench.cases import Case
+    from terrazzo.bench.record import Provenance, Race
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXAMPLES = """\
+examples:
+  terrazzo bench race --on 2 --model yolov2-small --batch 2
+      on two processes of this machine: one device, DDP, FSDP2, pipeline, Terrazzo; two minutes
+  terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1,6
+      on six emulated boards (as root: shaped links, slow cores, little memory)
+  terrazzo bench paper --on 2xpi3 --batch 1
+      the published experiment, beside the published figures
+  terrazzo bench core
+      overhead, bytes, shares and planning time, beside their limits
+"""
+RACE_EXAMPLES = """\
+examples:
+  terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1,6
+  terrazzo bench race --on 2xpi3 --on 4xpi3 --on 6xpi3 --model resnet18 --batch 6
+      three clusters, one after the other; the page draws the speedup over devices
+  terrazzo bench race --on 4xpi4 --model unet32 --batch 1 --peers alone,each,one
+  terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1 --terrazzo "tiles:3x2 4"
+      also Terrazzo with this layout in four groups
+  terrazzo bench race --on 3 --model resnet18 --batch 3 --size 64 --plan plan.json
+      also a plan that was saved
+
+All peers train the same step from the same weights on the same images, in turns; their gradients
+are compared with plain PyTorch's. A peer that can't do it is a row that says why, and counts as
+beaten by nobody. Exit status: 0 measured, 1 a peer that promises the same gradients had others,
+2 not run.
+"""
+PAPER_EXAMPLES = """\
+examples:
+  terrazzo bench paper
+      YOLOv2's first 17 operators on 2 to 6 emulated Raspberry Pi 3, batches 1 to 6: hours
+  terrazzo bench paper --on 2xpi3 --on 6xpi3 --batch 1
+
+Speedup, memory and the curve of grouping (one layout, only the borders of groups differ), beside
+the published 2x to 15x over one core, 8x less memory, and 1.5x from grouping.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    parser = _command(commands, "bench", "measure: races against peers, our own limits", EXAMPLES)
+    below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    raced = _command(below, "race", "race against what you would pick instead", RACE_EXAMPLES)
+    raced.add_argument(
+        "--on", required=True, action="append", metavar="6xpi3",
+        help="the devices: 6xpi3 (emulated), 4 (local processes); more than once for several",
+    )  # fmt: skip
+    raced.add_argument("--model", required=True, metavar="NAME", help="a model of the zoo")
+    raced.add_argument("--batch", default="1", metavar="1,6", help="images a step (default: 1)")
+    raced.add_argument("--size", type=int, metavar="SIDE", help="height and width of an image")
+    raced.add_argument("--peers", metavar="NAMES", help="some of them only, such as alone,ddp,each")
+    raced.add_argument(
+        "--terrazzo", action="append", default=[], metavar="'LAYOUT GROUPS'",
+        help="also Terrazzo with this layout and these groups",
+    )  # fmt: skip
+    raced.add_argument(
+        "--plan", type=Path, action="append", default=[], metavar="FILE",
+        help="also Terrazzo with this plan",
+    )  # fmt: skip
+    _add_rules(raced)
+    raced.set_defaults(command=race)
+    papered = _command(below, "paper", "the published experiment", PAPER_EXAMPLES)
+    papered.add_argument("--on", action="append", metavar="6xpi3", help="only these devices")
+    papered.add_argument("--batch", metavar="1,6", help="only these batches")
+    papered.add_argument("--size", type=int, metavar="SIDE", help="other than 416")
+    _add_rules(papered)
+    papered.set_defaults(command=paper)
+    cored = _command(below, "core", "overhead, bytes, shares, planning time", CORE_EXAMPLES)
+    cored.add_argument("--save", type=Path, metavar="FILE", help="also write them as JSON")
+    cored.set_defaults(command=core)
+
+
+CORE_EXAMPLES = """\
+examples:
+  terrazzo bench core
+  terrazzo bench core --save core.json
+"""
+
+
+def _command(below: Commands, name: str, about: str, epilog: str) -> argparse.ArgumentParser:
+    return below.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each peer (default: 2)")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of measured steps in a turn (default: 6)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=300.0, metavar="SECONDS",
+        help="a turn longer than this is ended (default: 300)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--save", type=Path, metavar="FOLDER",
+        help="where race.json and race.html go (default: a new folder in runs)",
+    )  # fmt: skip
+    add_lab_flags(parser)
+
+
+def core(options: argparse.Namespace) -> int:
+    from terrazzo.bench.__main__ import run
+
+    return run(options.save)
+
+
+def race(options: argparse.Namespace) -> int:
+    from terrazzo.bench import peers
+    from terrazzo.bench.cases import Case, parse_batches
+    from terrazzo.bench.page import page
+    from terrazzo.zoo import NAMES
+
+    if options.model not in NAMES:
+        raise UsageError(f"no model {options.model!r} in the zoo; there are {', '.join(NAMES)}")
+    names = options.peers.split(",") if options.peers else list(peers.NAMES)
+    names += [f"terrazzo {text}" for text in options.terrazzo]
+    names += [f"plan {path.resolve()}" for path in options.plan]
+    cases = [
+        Case.of(options.model, on=on, batch=batch, side=options.size)
+        for on in options.on
+        for batch in parse_batches(options.batch)
+    ]
+    folder = _folder(options.save, "race")
+    races, provenance = _hold(options, cases, names, folder)
+    _save(folder, races, provenance, page(races, provenance))
+    return int(any(row.broke_promise for held in races for row in held.rows))
+
+
+def paper(options: argparse.Namespace) -> int:
+    from terrazzo.bench import paper as published
+    from terrazzo.bench.cases import Case, parse_batches
+    from terrazzo.bench.page import page
+    from terrazzo.bench.paperview import markup, show
+
+    batches = parse_batches(options.batch) if options.batch else published.BATCHES
+    cases = [
+        Case.of(published.MODEL, on=on, batch=batch, side=options.size)
+        for on in options.on or published.CLUSTERS
+        for batch in batches
+    ]
+    folder = _folder(options.save, "paper")
+    races, provenance = _hold(options, cases, published.PEERS, folder)
+    show(races, Console(highlight=False))
+    _save(folder, races, provenance, page(races, provenance, extra=markup(races)))
+    return int(any(row.broke_promise for held in races for row in held.rows))
+
+
+def _folder(wish: Path | None, name: str) -> Path:
+    return (RunFolder.take(wish) if wish else RunFolder.create(Path("runs"), name)).path
+
+
+def _hold(
+    options: argparse.Namespace, cases: Sequence[Case], names: Sequence[str], folder: Path
+) -> tuple[list[Race], Provenance]:
+    """Every case, each cluster made once; a table as soon as there is one."""
+    from terrazzo.bench import peers
+    from terrazzo.bench.race import Rules, hold_race
+    from terrazzo.bench.record import Provenance, to_json
+    from terrazzo.bench.table import table
+
+    if options.rounds < 1 or options.seconds <= 0 or options.limit < 1:
+        raise UsageError("--rounds, --seconds and --limit must be positive")
+    for name in names:
+        peers.find(name)  # a misspelt one is told before anything is measured
+    rules = Rules(options.rounds, options.seconds, options.limit)
+    console, races = Console(highlight=False), []
+    notes: list[str] = []
+    places = {on: _place(options, on) for on in dict.fromkeys(case.on for case in cases)}
+    provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), ())
+    for on, place in places.items():
+        notes += _missing(on, place)
+        with place.open() as hosts:
+            for case in (case for case in cases if case.on == on):
+                races.append(hold_race(case, hosts, names, rules=rules, scratch=folder, say=say))
+                console.print(table(races[-1]))
+                provenance = Provenance(_typed(), _commit(), provenance.machine, tuple(notes))
+                save(folder / "race.json", to_json(races, provenance) + "\n")
+    return races, provenance
+
+
+def _place(options: argparse.Namespace, on: str) -> Place:
+    return Place.read(argparse.Namespace(**{**vars(options), "on": on}))
+
+
+def _missing(on: str, place: Place) -> list[str]:
+    """What numbers of a cluster leave out, for whoever reads them later."""
+    if place.topology is None:
+        return [f"{on}: processes of this machine, nothing is emulated"]
+    if place.unshaped or not is_root():
+        return [unshaped(place.topology, "--unshaped" if place.unshaped else "without root")]
+    return []
+
+
+def _save(folder: Path, races: Sequence[Race], provenance: Provenance, text: str) -> None:
+    save(folder / "race.html", text)
+    say(f"{provenance.text}")
+    say(f"written: {folder / 'race.json'}, {folder / 'race.html'}")
+
+
+def _typed() -> str:
+    return shlex.join(["terrazzo", *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """Of the checkout this package is in; nothing if it is in none."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
