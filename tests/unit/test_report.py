@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from terrazzo.cli.main import main
+from terrazzo.demo.progress import TrainingProgress
 from terrazzo.errors import UsageError
 from terrazzo.geometry import Box
 from terrazzo.records.event import Event
@@ -194,6 +195,24 @@ class TestRecordedRun:
         reading = Reading.open(recorded)
         for width in (1, 20, 33, 61, 200):
             show(reading, Screen(io.StringIO(), width=width))
+
+    def test_keys_are_not_torn_apart(self) -> None:
+        written = io.StringIO()
+        Screen(written, width=40).keys("● both curves", "x only 4 devices", "○ only one device")
+        assert written.getvalue().splitlines() == [
+            "● both curves   x only 4 devices", "○ only one device"
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("width", [40, 60, 100])
+    def test_the_bars_of_the_demo_fit(self, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+        written = io.StringIO()
+        with TrainingProgress(Screen(written, width=width), steps=80) as progress:
+            for title in ("4 devices", "one device"):
+                progress.training(title)(0, json.dumps({"step": 79, "loss": 12.3456}))
+        assert "loss 12.3" in written.getvalue()
+        assert "0:00:0" in written.getvalue()
+        assert "…" not in written.getvalue()
 
 
 class TestTrouble:

@@ -15,6 +15,9 @@ from terrazzo.report.screen import Screen
 LINES = 10
 """How many lines a training prints where nothing can move."""
 
+NARROW = 50
+"""Columns below which the bar alone tells the step."""
+
 
 class TrainingProgress:
     """Several trainings of the same number of steps, one after the other."""
@@ -59,7 +62,9 @@ class TrainingProgress:
                 return
             step, loss = told
             if self._bars and task is not None:
-                words = f"step {step}, loss {loss_text(loss)}"
+                words = f"loss {loss_text(loss)}"
+                if self._screen.width >= NARROW:
+                    words = f"step {step}, {words}"
                 self._bars.update(task, completed=step, told=words)
             elif step % max(self._steps // LINES, 1) == 0 or step == self._steps:
                 spent = seconds_text(time.monotonic() - begin_s)

@@ -122,7 +122,8 @@ def _numbers(reading: Reading) -> Markup | None:
     charts = []
     for name in names:
         points = [(float(step), value) for step, value in reading.curves[name].items()]
-        curve = Curve(loss_text(points[-1][1]), "many", points)
+        last, value = points[-1]
+        curve = Curve(f"{loss_text(value)} at step {last:g}", "many", points)
         x = linear_axis([step for step, _ in points], most=6)
         y = linear_axis([value for _, value in points], most=3)
         charts.append(line_chart([curve], x=x, y=y, x_title="step", y_title=name, height=90))

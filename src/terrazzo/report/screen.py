@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import IO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -35,6 +36,17 @@ class Screen:
     def line(self, text: str = "", style: str = "") -> None:
         """One paragraph, wrapped at words."""
         self.console.print(Text(self.shown(text), style=style), width=self.width)
+
+    def keys(self, *keys: str, style: str = "") -> None:
+        """What the marks of a drawing mean, side by side; a line ends between two, not inside."""
+        row = keys[0]
+        for key in keys[1:]:
+            longer = f"{row}   {key}"
+            if cell_len(longer) > self.width:
+                self.line(row, style)
+                longer = key
+            row = longer
+        self.line(row, style)
 
     def raw(self, text: str, style: str = "") -> None:
         """One row of a drawing: never wrapped."""

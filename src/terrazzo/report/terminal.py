@@ -81,7 +81,7 @@ def _losses(reading: Reading, screen: Screen) -> None:
         last = max(reading.losses)
         screen.line(f"x {many}; {loss_text(reading.losses[last])} at step {last}")
         return
-    screen.line(f"● both curves   x only {many}   ○ only one device")
+    screen.keys("● both curves", f"x only {many}", "○ only one device")
     gaps = reading.loss_gaps
     if gaps:
         worst = max(gaps, key=lambda step: gaps[step])
@@ -130,7 +130,7 @@ def _memory(reading: Reading, screen: Screen) -> None:
     }
     _bars(amounts, texts, screen)
     if has_idle:
-        screen.line("█ steps   ▒ model, plan, what export left   ░ the idle process", "dim")
+        screen.keys("█ steps", "▒ model, plan, what export left", "░ the idle process", style="dim")
     if reading.alone and reading.alone.memory and has_idle:
         screen.line(_less(reading.alone.memory[0], reading.memory))
 
