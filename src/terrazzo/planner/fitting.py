@@ -28,7 +28,6 @@ MIB = 1 << 20
 ATTEMPTS = 6
 """How often the limit of the search is lowered by what the walk finds it missed."""
 
-
 WAITING = 20
 """Arithmetic that fits into the time one element takes to come from memory, about."""
 
@@ -47,12 +46,12 @@ def fit(graph: Graph, plan: Plan, limit_bytes: int) -> Plan:
     plain = needed(graph, plan)
     if plain.total_bytes <= limit_bytes:
         return plan
-    searches = [_Search(graph, plan, passes) for passes in PASSES]
-    for search in searches:
+    for passes in PASSES:
+        search = _Search(graph, plan, passes)
         found = search.within(limit_bytes)
         if found is not None:
             return found
-    last = searches[-1].smallest()
+    last = search.smallest()
     smallest = needed(graph, last)
     if smallest.total_bytes <= limit_bytes:
         return last

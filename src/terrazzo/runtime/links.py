@@ -173,14 +173,18 @@ class Links:
         self._leave()
         return lost
 
-    def abort(self, reason: str) -> None:
-        """Gives up on the run: tells the others why, and closes the connections so they wake."""
+    def abort(self, reason: str, *, stay: bool = True) -> None:
+        """Gives up on the run: tells the others why, and closes the connections so they wake.
+
+        With ``stay`` device 0, where the reason is kept, waits until they have read it.
+        """
         if self._alone or self._broken is not None:
             return
         self._broken = RunError(reason)
         report_failure(self._store, self.device, reason)
         hang_up(self._sockets)
-        linger(self._store, self.device, range(1, self.devices))
+        if stay:
+            linger(self._store, self.device, range(1, self.devices))
         self._leave()
 
     def close(self) -> None:

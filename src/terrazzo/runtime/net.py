@@ -238,7 +238,8 @@ class Net(nn.Module):
         except BaseException as error:
             if self._links.devices > 1 and not _foreseen_everywhere(error):
                 self._links.abort(
-                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                    stay=not isinstance(error, KeyboardInterrupt),  # who is stopped, all are
                 )
             raise
 
