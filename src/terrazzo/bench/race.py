@@ -18,8 +18,7 @@ from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
 from terrazzo.bench.record import Race, Row
 from terrazzo.bench.turn import Job, Turn, take_turn
-from terrazzo.cluster import Hosts, LocalHosts
-from terrazzo.errors import RunError
+from terrazzo.cluster import Hosts
 from terrazzo.lab.hosts import LabHosts
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def hold_race(
     with tempfile.TemporaryDirectory(prefix=".race-", dir=scratch) as made:
         folder = Path(made)
         say(f"{case.title}: plain PyTorch's gradients, to compare with")
-        truth = _truth(case, folder, rules)
+        truth = _truth(case)
         for entry in entries:
             entry.problem = entry.peer.can(case, devices) or ""
         for number in range(rules.rounds):
@@ -131,13 +130,11 @@ def _run(entry: _Entry, job: Job, hosts: Hosts, truth: dict[str, Tensor]) -> Non
     shutil.rmtree(job.folder)
 
 
-def _truth(case: Case, folder: Path, rules: Rules) -> dict[str, Tensor]:
-    """One step of plain PyTorch in a process of this machine, with all its speed and memory."""
-    job = Job(case, "alone", 1, folder / "truth", 0.0, rules.limit_s, 0, keep_gradients=True)
-    turn = take_turn(job, LocalHosts(1))
-    if turn.problem:
-        raise RunError(f"{case.title}: plain PyTorch failed on this machine: {turn.problem}")
-    return gradients.load(job.folder)
+def _truth(case: Case) -> dict[str, Tensor]:
+    """One step of plain PyTorch, here, with all this machine's speed and memory."""
+    trainer = peers.find("alone").build(peers.Work(case, device=0, devices=1))
+    trainer.step()
+    return trainer.gradients()
 
 
 def _rates(hosts: Hosts) -> list[float]:

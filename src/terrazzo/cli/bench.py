@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+RUNS = Path("runs")
 EXAMPLES = """\
 examples:
   terrazzo bench race --on 2 --model yolov2-small --batch 2
@@ -153,9 +154,8 @@ def race(options: argparse.Namespace) -> int:
         for on in options.on
         for batch in parse_batches(options.batch)
     ]
-    folder = _folder(options.save, "race")
-    races, provenance = _hold(options, cases, names, folder)
-    _save(folder, races, provenance, page(races, provenance))
+    races, provenance, folder = _hold(options, cases, names)
+    _save(folder, provenance, page(races, provenance))
     return int(any(row.broke_promise for held in races for row in held.rows))
 
 
@@ -171,20 +171,15 @@ def paper(options: argparse.Namespace) -> int:
         for on in options.on or published.CLUSTERS
         for batch in batches
     ]
-    folder = _folder(options.save, "paper")
-    races, provenance = _hold(options, cases, published.PEERS, folder)
+    races, provenance, folder = _hold(options, cases, published.PEERS)
     show(races, Console(highlight=False))
-    _save(folder, races, provenance, page(races, provenance, extra=markup(races)))
+    _save(folder, provenance, page(races, provenance, extra=markup(races)))
     return int(any(row.broke_promise for held in races for row in held.rows))
 
 
-def _folder(wish: Path | None, name: str) -> Path:
-    return (RunFolder.take(wish) if wish else RunFolder.create(Path("runs"), name)).path
-
-
 def _hold(
-    options: argparse.Namespace, cases: Sequence[Case], names: Sequence[str], folder: Path
-) -> tuple[list[Race], Provenance]:
+    options: argparse.Namespace, cases: Sequence[Case], names: Sequence[str]
+) -> tuple[list[Race], Provenance, Path]:
     """Every case, each cluster made once; a table as soon as there is one."""
     from terrazzo.bench import peers
     from terrazzo.bench.race import Rules, hold_race
@@ -196,19 +191,23 @@ def _hold(
     for name in names:
         peers.find(name)  # a misspelt one is told before anything is measured
     rules = Rules(options.rounds, options.seconds, options.limit)
-    console, races = Console(highlight=False), []
-    notes: list[str] = []
     places = {on: _place(options, on) for on in dict.fromkeys(case.on for case in cases)}
-    provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), ())
-    for on, place in places.items():
-        notes += _missing(on, place)
-        with place.open() as hosts:
-            for case in (case for case in cases if case.on == on):
-                races.append(hold_race(case, hosts, names, rules=rules, scratch=folder, say=say))
-                console.print(table(races[-1]))
-                provenance = Provenance(_typed(), _commit(), provenance.machine, tuple(notes))
-                save(folder / "race.json", to_json(races, provenance) + "\n")
-    return races, provenance
+    notes = tuple(note for on, place in places.items() for note in _missing(on, place))
+    provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), notes)
+    folder = RunFolder.take(options.save) if options.save else RunFolder.create(RUNS, "race")
+    console, races = Console(highlight=False), []
+    try:
+        for on, place in places.items():
+            with place.open() as hosts:
+                for case in (case for case in cases if case.on == on):
+                    held = hold_race(case, hosts, names, rules=rules, scratch=folder.path, say=say)
+                    races.append(held)
+                    console.print(table(held))
+                    save(folder.file("race.json"), to_json(races, provenance) + "\n")
+    finally:
+        if not races:
+            folder.discard()
+    return races, provenance, folder.path
 
 
 def _place(options: argparse.Namespace, on: str) -> Place:
@@ -224,9 +223,9 @@ def _missing(on: str, place: Place) -> list[str]:
     return []
 
 
-def _save(folder: Path, races: Sequence[Race], provenance: Provenance, text: str) -> None:
+def _save(folder: Path, provenance: Provenance, text: str) -> None:
     save(folder / "race.html", text)
-    say(f"{provenance.text}")
+    say(provenance.text)
     say(f"written: {folder / 'race.json'}, {folder / 'race.html'}")
 
 
