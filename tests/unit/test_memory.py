@@ -91,14 +91,15 @@ class TestFitting:
         assert times == sorted(times)
         assert times[0] == 1.0
 
-    def test_the_impossible_is_refused_with_what_would_do(self, unet: Graph) -> None:
-        plan = plan_graph(unet, 1, layout="auto", groups="auto")
-        with pytest.raises(PlanError, match="limit 100") as refused:
-            fit(unet, plan, 100 * MIB)
-        advised = str(refused.value).split('memory="')[1].split('"')[0]
-        assert needed(unet, fit(unet, plan, parse_bytes(advised))).total_bytes <= parse_bytes(
-            advised
-        )
+    @pytest.mark.parametrize("deep", [True, False], ids=["unet", "where passes do not help"])
+    def test_the_impossible_is_refused_with_what_would_do(self, unet: Graph, deep: bool) -> None:
+        shallow = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        graph = unet if deep else graph_of(shallow, 4, 3, 200, 280)
+        plan = plan_graph(graph, 1, layout="auto", groups="auto")
+        with pytest.raises(PlanError, match="limit 20") as refused:
+            fit(graph, plan, 20 * MIB)
+        advised = parse_bytes(str(refused.value).split('memory="')[1].split('"')[0])
+        assert needed(graph, fit(graph, plan, advised)).total_bytes <= advised
 
     def test_no_borders_do_better(self) -> None:
         """Every way to end groups of a small chain, tried out."""

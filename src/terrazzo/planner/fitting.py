@@ -55,7 +55,8 @@ def fit(graph: Graph, plan: Plan, limit_bytes: int) -> Plan:
     smallest = needed(graph, last)
     if smallest.total_bytes <= limit_bytes:
         return last
-    raise PlanError(_too_much(plan, plain, smallest, limit_bytes))
+    least = min(plain, smallest, key=lambda found: found.total_bytes)
+    raise PlanError(_too_much(plan, plain, least, limit_bytes))
 
 
 def _too_much(plan: Plan, plain: Footprint, smallest: Footprint, limit_bytes: int) -> str:
