@@ -65,6 +65,19 @@ class TestCases:
         assert Job.from_json(job.to_json()) == job
 
 
+class TestTask:
+    @pytest.mark.parametrize("model", ["vgg", "convnext"])
+    def test_two_steps_give_the_same_gradients(self, model: str) -> None:
+        case = Case.of(model, on="1", batch=2, side=32)
+        work = peers.Work(case, device=0, devices=1)
+        first, second = (peers.find("alone").build(work) for _ in range(2))
+        first.step()
+        torch.manual_seed(99)
+        second.step()
+        assert worst_gap(first.gradients(), second.gradients()) == 0
+        assert all(g.norm() > 0 for g in first.gradients().values())
+
+
 class TestPeers:
     def test_all_are_found_by_name(self) -> None:
         for name in (*peers.NAMES, "terrazzo tiles:2x1 4", *paper.PEERS):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from terrazzo import zoo
 from terrazzo.bench.cases import Case
+from terrazzo.zoo.convnext import RandomDepth
 
 SEED = 20
 RATE = 1e-3
@@ -39,13 +41,23 @@ class Task:
     @classmethod
     def make(cls, case: Case) -> Task:
         torch.manual_seed(SEED)
-        model = zoo.build(case.model).train()
+        model = without_chance(zoo.build(case.model).train())
         torch.manual_seed(SEED + 1)
         return cls(model, torch.randn(case.batch, 3, case.side, case.side))
 
     def part(self, images: range) -> Tensor:
         """Some of the images, without keeping the others."""
         return self.images[images.start : images.stop].clone()
+
+
+def without_chance(model: nn.Module) -> nn.Module:
+    """Nothing is left out at random: peers draw differently, and could not be compared."""
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, RandomDepth):
+            module.drop = 0.0
+    return model
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -44,6 +44,8 @@ examples:
   terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1,6
   terrazzo bench race --on 2xpi3 --on 4xpi3 --on 6xpi3 --model resnet18 --batch 6
       three clusters, one after the other; the page draws the speedup over devices
+  terrazzo bench race --standard
+      every model and cluster of docs/benchmarks.md: many hours
   terrazzo bench race --on 4xpi4 --model unet32 --batch 1 --peers alone,each,one
   terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1 --terrazzo "tiles:3x2 4"
       also Terrazzo with this layout in four groups
@@ -71,10 +73,14 @@ def add_to(commands: Commands) -> None:
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     raced = _command(below, "race", "race against what you would pick instead", RACE_EXAMPLES)
     raced.add_argument(
-        "--on", required=True, action="append", metavar="6xpi3",
+        "--on", action="append", metavar="6xpi3",
         help="the devices: 6xpi3 (emulated), 4 (local processes); more than once for several",
     )  # fmt: skip
-    raced.add_argument("--model", required=True, metavar="NAME", help="a model of the zoo")
+    raced.add_argument("--model", metavar="NAME", help="a model of the zoo")
+    raced.add_argument(
+        "--standard", action="store_true",
+        help="instead of --on, --model and --batch: the cases of docs/benchmarks.md, one by one",
+    )  # fmt: skip
     raced.add_argument("--batch", default="1", metavar="1,6", help="images a step (default: 1)")
     raced.add_argument("--size", type=int, metavar="SIDE", help="height and width of an image")
     raced.add_argument("--peers", metavar="NAMES", help="some of them only, such as alone,ddp,each")
@@ -140,23 +146,33 @@ def core(options: argparse.Namespace) -> int:
 
 def race(options: argparse.Namespace) -> int:
     from terrazzo.bench import peers
-    from terrazzo.bench.cases import Case, parse_batches
+    from terrazzo.bench.cases import standard_cases
     from terrazzo.bench.page import page
-    from terrazzo.zoo import NAMES
 
-    if options.model not in NAMES:
-        raise UsageError(f"no model {options.model!r} in the zoo; there are {', '.join(NAMES)}")
+    if options.standard and (options.on or options.model):
+        raise UsageError("--standard brings its own devices and models: leave out --on and --model")
+    cases = standard_cases() if options.standard else _asked_cases(options)
     names = options.peers.split(",") if options.peers else list(peers.NAMES)
     names += [f"terrazzo {text}" for text in options.terrazzo]
     names += [f"plan {path.resolve()}" for path in options.plan]
-    cases = [
+    races, provenance, folder = _hold(options, cases, names)
+    _save(folder, provenance, page(races, provenance))
+    return int(any(row.broke_promise for held in races for row in held.rows))
+
+
+def _asked_cases(options: argparse.Namespace) -> list[Case]:
+    from terrazzo.bench.cases import Case, parse_batches
+    from terrazzo.zoo import NAMES
+
+    if not options.on or not options.model:
+        raise UsageError("a race needs --on and --model, such as --on 2 --model yolov2-small")
+    if options.model not in NAMES:
+        raise UsageError(f"no model {options.model!r} in the zoo; there are {', '.join(NAMES)}")
+    return [
         Case.of(options.model, on=on, batch=batch, side=options.size)
         for on in options.on
         for batch in parse_batches(options.batch)
     ]
-    races, provenance, folder = _hold(options, cases, names)
-    _save(folder, provenance, page(races, provenance))
-    return int(any(row.broke_promise for held in races for row in held.rows))
 
 
 def paper(options: argparse.Namespace) -> int:
