@@ -19,6 +19,7 @@ from terrazzo.bench.peers.pipeline import balanced, chain, costs
 from terrazzo.bench.record import Provenance, Race, Row, to_json
 from terrazzo.bench.table import table
 from terrazzo.bench.turn import Job
+from terrazzo.cli.main import main
 from terrazzo.errors import UsageError
 from terrazzo.zoo import NAMES, build
 
@@ -175,10 +176,12 @@ class TestShown:
     )
 
     def test_the_table(self) -> None:
-        console = Console(file=io.StringIO(), width=110)
+        console = Console(file=io.StringIO(), width=80)
         console.print(table(self.held))
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        for words in ("4.00x", "67%", "3.0 MiB", "yes 1e-06", "no 3e-01", "4 MB a bucket"):
+        (each,) = (line for line in text.splitlines() if line.strip().startswith("each"))
+        assert each.split() == "each 2.00 s once 4.00x 67% 300 100 3 yes 1e-06".split()
+        for words in ("4.00x", "67%", "yes 1e-06", "no 3e-01", "4 MB a"):
             assert words in text
         assert "pipeline is not in the race, and not beaten: the model is <no> chain" in text
         assert "speedup over alone" in text
@@ -209,3 +212,30 @@ class TestPaper:
     def test_nothing_measured_is_said(self) -> None:
         out = race(Row("alone", True, problem="out of memory"))
         assert [figure.here for figure in paper.figures([out])] == ["not measured"] * 3
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            ("--on 2 --model lenet", "no model 'lenet'"),
+            ("--on 2 --model resnet18 --peers alone,horovod", "no peer 'horovod'"),
+            ("--on 2 --model resnet18 --batch 0", "--batch 0"),
+            ("--on 2xpi --model resnet18", "pi"),
+            ("--on 2 --model resnet18 --rounds 0", "must be positive"),
+            ("--model resnet18", "needs --on and --model"),
+            ("--standard --model resnet18", "leave out --on"),
+        ],
+    )
+    def test_nonsense_is_refused_before_anything_starts(
+        self,
+        words: str,
+        complaint: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["bench", "race", *words.split()]) == 2
+        assert complaint in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())

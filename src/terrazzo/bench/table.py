@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from terrazzo.bench.record import Race, Row
-from terrazzo.records.units import bytes_text, seconds_text
+from terrazzo.records.units import seconds_text
 
-COLUMNS = ("peer", "step", "±", "speedup", "eff.", "peak", "own", "sent", "exact")
+COLUMNS = ("peer", "step", "±", "speedup", "eff.", "peak MiB", "own MiB", "sent MiB", "exact")
+MIB = 1 << 20
 LEGEND = (
     "step: median; ±: slowest less fastest; eff.: speedup over what the devices could give; peak: "
     "of the device with most, own: beyond its idle process; sent: by the device that sends most, "
@@ -21,9 +22,12 @@ LEGEND = (
 def table(race: Race) -> RenderableType:
     """The figures, why some have none, and what the columns mean."""
     made = Table(title=race.case.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made.padding = (0, 2, 0, 0)
     for column in COLUMNS:
-        first = column == "peer"
-        made.add_column(column, justify="left" if first else "right", no_wrap=not first)
+        if column == "peer":
+            made.add_column(column, min_width=10)
+        else:
+            made.add_column(column.replace(" ", "\n"), justify="right")
     for row in race.rows:
         made.add_row(*cells(race, row))
     out = [
@@ -45,14 +49,18 @@ def cells(race: Race, row: Row) -> list[Text]:
     return [
         name,
         Text(seconds_text(row.median_s)),
-        Text(f"{row.spread:.0%}"),
+        Text(f"{row.spread:.0%}" if len(row.step_s) > 1 else "once"),
         Text("–" if speedup is None else f"{speedup:.2f}x"),
         Text("" if efficiency is None else f"{efficiency:.0%}"),
-        Text(bytes_text(row.most_bytes)),
-        Text(bytes_text(row.most_own_bytes)),
-        Text("?" if row.sent_bytes is None else bytes_text(max(row.sent_bytes))),
+        Text(_mib(row.most_bytes)),
+        Text(_mib(row.most_own_bytes)),
+        Text("?" if row.sent_bytes is None else _mib(max(row.sent_bytes))),
         verdict(row),
     ]
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / MIB:.3g}" if size_bytes < 1000 * MIB else f"{size_bytes / MIB:.0f}"
 
 
 def verdict(row: Row) -> Text:

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ from rich.console import Console
 
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.report import save
+from terrazzo.cluster import Hosts
 from terrazzo.errors import UsageError
-from terrazzo.lab.hosts import is_root
-from terrazzo.lab.start import unshaped
+from terrazzo.lab.hosts import LabHosts
+from terrazzo.lab.start import emulated, not_emulated, unshaped
 from terrazzo.records.machine import Machine
 from terrazzo.records.run import RunFolder
 
@@ -208,13 +209,14 @@ def _hold(
         peers.find(name)  # a misspelt one is told before anything is measured
     rules = Rules(options.rounds, options.seconds, options.limit)
     places = {on: _place(options, on) for on in dict.fromkeys(case.on for case in cases)}
-    notes = tuple(note for on, place in places.items() for note in _missing(on, place))
-    provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), notes)
+    provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), ())
     folder = RunFolder.take(options.save) if options.save else RunFolder.create(RUNS, "race")
     console, races = Console(highlight=False), []
     try:
         for on, place in places.items():
             with place.open() as hosts:
+                notes = (*provenance.notes, *_missing(on, place, hosts))
+                provenance = replace(provenance, notes=notes)
                 for case in (case for case in cases if case.on == on):
                     held = hold_race(case, hosts, names, rules=rules, scratch=folder.path, say=say)
                     races.append(held)
@@ -230,13 +232,13 @@ def _place(options: argparse.Namespace, on: str) -> Place:
     return Place.read(argparse.Namespace(**{**vars(options), "on": on}))
 
 
-def _missing(on: str, place: Place) -> list[str]:
+def _missing(on: str, place: Place, hosts: Hosts) -> list[str]:
     """What numbers of a cluster leave out, for whoever reads them later."""
+    if isinstance(hosts, LabHosts):
+        return [emulated(hosts, checked=place.verify), f"{on}: {not_emulated(hosts)}"]
     if place.topology is None:
         return [f"{on}: processes of this machine, nothing is emulated"]
-    if place.unshaped or not is_root():
-        return [unshaped(place.topology, "--unshaped" if place.unshaped else "without root")]
-    return []
+    return [unshaped(place.topology, "--unshaped" if place.unshaped else "without root")]
 
 
 def _save(folder: Path, provenance: Provenance, text: str) -> None:

@@ -38,7 +38,7 @@ class Trainer(ABC):
     choice_word = ""
 
     def use(self, choice: int) -> None:  # noqa: B027 - most have nothing to choose
-        """Starts again from the first weights, with another choice."""
+        """From now on with this choice, also if that means to start again."""
 
     @abstractmethod
     def step(self) -> None:
