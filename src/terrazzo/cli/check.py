@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from terrazzo.cli.check_job import CheckJob
-from terrazzo.cli.model import ModelReference
+from terrazzo.cli.model import ModelReference, add_model
 from terrazzo.cli.place import Place, add_lab_flags
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import Hosts, LaunchResult, launch
@@ -51,14 +51,7 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="FILE.py:CALLABLE or MODULE:CALLABLE")
-    parser.add_argument(
-        "--input",
-        action="append",
-        required=True,
-        metavar="SHAPE[:TYPE]",
-        help="shape of an input, such as 2x3x224x224; again for each further input",
-    )
+    add_model(parser)
     parser.add_argument(
         "--on", required=True, metavar="N", help="devices: 4 processes here, or 6xpi3 emulated"
     )

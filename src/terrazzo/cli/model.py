@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Any
 from terrazzo.errors import ModelError
 
 if TYPE_CHECKING:
+    import argparse
+
     from torch import nn
 
 FORM = "write FILE.py:CALLABLE or PACKAGE.MODULE:CALLABLE, such as net.py:build"
 FILE_MODULE = "terrazzo_checked_model"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a model and say what it takes."""
+    parser.add_argument("model", metavar="MODEL", help="FILE.py:CALLABLE or MODULE:CALLABLE")
+    parser.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        metavar="SHAPE[:TYPE]",
+        help="shape of an input, such as 2x3x224x224; again for each further input",
+    )
 
 
 @dataclass(frozen=True, slots=True)

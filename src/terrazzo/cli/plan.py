@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrazzo.cli.model import ModelReference
+from terrazzo.cli.model import ModelReference, add_model
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import LocalHosts
 from terrazzo.planner import Wishes, plan_graph
@@ -47,14 +47,7 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="FILE.py:CALLABLE or MODULE:CALLABLE")
-    parser.add_argument(
-        "--input",
-        action="append",
-        required=True,
-        metavar="SHAPE[:TYPE]",
-        help="shape of an input, such as 2x3x224x224; again for each further input",
-    )
+    add_model(parser)
     parser.add_argument(
         "--on", default="1", metavar="N", help="how many devices (default: %(default)s)"
     )
