@@ -7,8 +7,7 @@ what its preset says, and the baseline is one whole device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from terrazzo.bench.record import Race, Row
 
@@ -27,9 +26,6 @@ class Figure:
     published: str
     here: str
     where: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figures(races: Sequence[Race]) -> list[Figure]:
@@ -65,7 +61,9 @@ def _memory(races: Sequence[Race]) -> Figure:
     if not best:
         return Figure("memory", published, "not measured", "one device alone did not fit")
     ratio, where = max(best)
-    return Figure("memory", published, f"{ratio:.2f}x less, beyond the idle process", where)
+    return Figure(
+        "memory", published, f"alone needs {ratio:.2f}x as much, beyond the idle process", where
+    )
 
 
 def _grouping(races: Sequence[Race]) -> Figure:
