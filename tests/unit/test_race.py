@@ -138,6 +138,8 @@ class TestRecord:
         assert not row("ddp", 1.0, gap=1e-2, claims_exact=False).broke_promise
         assert not row("each", 1.0, gap=1e-6).broke_promise
         assert row("each", 1.0, gap=float("nan")).broke_promise
+        assert not row("each", 1.0, gap=2e-3, noise=1e-3).broke_promise
+        assert row("each", 1.0, gap=4e-3, noise=1e-3).broke_promise
 
     def test_memory_beyond_idle_is_of_the_worst_device(self) -> None:
         found = row("each", 1.0, idle_bytes=(50, 10), peak_bytes=(60, 40))

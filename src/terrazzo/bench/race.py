@@ -7,22 +7,23 @@ this machine from falling on one peer alone.
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
 from terrazzo.bench.record import Race, Row
+from terrazzo.bench.task import Task, gradients_of, loss_of
 from terrazzo.bench.turn import Job, Turn, take_turn
 from terrazzo.cluster import Hosts
 from terrazzo.lab.hosts import LabHosts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LONG_STEP_S = 20.0
 """A step longer than this is measured in the first round only: rounds are for short ones."""
@@ -47,6 +48,7 @@ class _Entry:
     turns: list[Turn] = field(default_factory=list)
     problem: str = ""
     gap: float | None = None
+    noise: float = 0.0
 
     @property
     def goes_on(self) -> bool:
@@ -68,7 +70,16 @@ class _Entry:
             peak_bytes=tuple(max(t.peak_bytes[w] for t in self.turns) for w in workers),
             sent_bytes=None if sent is None else tuple(sent[worker] for worker in workers),
             gap=self.gap,
+            noise=self.noise,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    """Gradients in float64, and how far those in float32 lie from them."""
+
+    gradients: dict[str, Tensor]
+    noise: float
 
 
 def hold_race(
@@ -120,21 +131,25 @@ def _placed(job: Job, entry: _Entry, devices: int, lead: int) -> Job:
     return replace(job, devices=devices, alone_on=lead if entry.peer.alone else None)
 
 
-def _run(entry: _Entry, job: Job, hosts: Hosts, truth: dict[str, Tensor]) -> None:
+def _run(entry: _Entry, job: Job, hosts: Hosts, truth: _Truth) -> None:
     turn = take_turn(job, hosts)
     entry.problem = turn.problem
     if not turn.problem:
         entry.turns.append(turn)
         if job.keep_gradients:
-            entry.gap = gradients.worst_gap(gradients.load(job.folder), truth)
+            entry.gap = gradients.worst_gap(gradients.load(job.folder), truth.gradients)
+            entry.noise = truth.noise
     shutil.rmtree(job.folder)
 
 
-def _truth(case: Case) -> dict[str, Tensor]:
+def _truth(case: Case) -> _Truth:
     """One step of plain PyTorch, here, with all this machine's speed and memory."""
-    trainer = peers.find("alone").build(peers.Work(case, device=0, devices=1))
-    trainer.step()
-    return trainer.gradients()
+    single = Task.make(case)
+    double = Task(copy.deepcopy(single.model).double(), single.images.double())
+    for task in (single, double):
+        torch.autograd.backward(loss_of(task.model(task.images)))
+    exact = gradients_of(double.model)
+    return _Truth(exact, gradients.worst_gap(gradients_of(single.model), exact))
 
 
 def _rates(hosts: Hosts) -> list[float]:

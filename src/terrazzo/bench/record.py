@@ -13,8 +13,12 @@ from terrazzo.records import document
 
 KIND, VERSION = "race", 1
 TOLERANCE = 1e-4
-"""Relative, of one step in float32: another order of sums stays far below it, statistics of a part
-of the batch far above."""
+"""Relative, of one step in float32, where plain PyTorch itself comes closer to float64."""
+
+NOISE_TIMES = 3.0
+"""How much farther from float64 than plain PyTorch's own float32 still is another order of sums.
+Deep models amplify rounding: an activation near zero, or a tie in a pool, falls to the other side.
+Statistics of a part of the batch lie a hundred times farther off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,9 @@ class Row:
     peak_bytes: tuple[int, ...] = ()
     sent_bytes: tuple[float, ...] | None = None
     gap: float | None = None
-    """The largest relative difference of a gradient from plain PyTorch's, after one step."""
+    """The largest relative difference of a gradient from plain PyTorch's in float64."""
+    noise: float = 0.0
+    """The same of plain PyTorch in float32."""
 
     @property
     def done(self) -> bool:
@@ -47,7 +53,7 @@ class Row:
 
     @property
     def exact(self) -> bool | None:
-        return None if self.gap is None else self.gap <= TOLERANCE
+        return None if self.gap is None else self.gap <= max(TOLERANCE, NOISE_TIMES * self.noise)
 
     @property
     def broke_promise(self) -> bool:

@@ -15,7 +15,7 @@ MIB = 1 << 20
 LEGEND = (
     "step: median; ±: slowest less fastest; eff.: speedup over what the devices could give; peak: "
     "of the device with most, own: beyond its idle process; sent: by the device that sends most, "
-    "in a step; exact: gradients against plain PyTorch's, and how far off"
+    "in a step; exact: gradients against plain PyTorch's in float64, and how far off"
 )
 
 
