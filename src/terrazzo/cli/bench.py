@@ -15,6 +15,7 @@ from rich.console import Console
 
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.report import save
+from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import LabHosts
@@ -70,9 +71,9 @@ the published 2x to 15x over one core, 8x less memory, and 1.5x from grouping.
 
 
 def add_to(commands: Commands) -> None:
-    parser = _command(commands, "bench", "measure: races against peers, our own limits", EXAMPLES)
+    parser = add_verb(commands, "bench", "measure: races against peers, our own limits", EXAMPLES)
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    raced = _command(below, "race", "race against what you would pick instead", RACE_EXAMPLES)
+    raced = add_verb(below, "race", "race against what you would pick instead", RACE_EXAMPLES)
     raced.add_argument(
         "--on", action="append", metavar="6xpi3",
         help="the devices: 6xpi3 (emulated), 4 (local processes); more than once for several",
@@ -95,13 +96,13 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     _add_rules(raced)
     raced.set_defaults(command=race)
-    papered = _command(below, "paper", "the published experiment", PAPER_EXAMPLES)
+    papered = add_verb(below, "paper", "the published experiment", PAPER_EXAMPLES)
     papered.add_argument("--on", action="append", metavar="6xpi3", help="only these devices")
     papered.add_argument("--batch", metavar="1,6", help="only these batches")
     papered.add_argument("--size", type=int, metavar="SIDE", help="other than 416")
     _add_rules(papered)
     papered.set_defaults(command=paper)
-    cored = _command(below, "core", "overhead, bytes, shares, planning time", CORE_EXAMPLES)
+    cored = add_verb(below, "core", "overhead, bytes, shares, planning time", CORE_EXAMPLES)
     cored.add_argument("--save", type=Path, metavar="FILE", help="also write them as JSON")
     cored.set_defaults(command=core)
 
@@ -111,16 +112,6 @@ examples:
   terrazzo bench core
   terrazzo bench core --save core.json
 """
-
-
-def _command(below: Commands, name: str, about: str, epilog: str) -> argparse.ArgumentParser:
-    return below.add_parser(
-        name,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:

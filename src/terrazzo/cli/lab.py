@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from terrazzo.cli.place import add_presets_flag, read_topology, say
+from terrazzo.cli.verb import add_verb
 from terrazzo.errors import LabError, UsageError
 from terrazzo.lab import faults, state
 from terrazzo.lab.calibrate import calibrate
@@ -71,11 +72,11 @@ def add_to(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    shown = _command(below, "show", "the kinds of devices, and the labs that run")
+    shown = add_verb(below, "show", "the kinds of devices, and the labs that run")
     add_presets_flag(shown)
     shown.set_defaults(command=show)
-    _command(below, "clean", "remove what dead labs left").set_defaults(command=clean)
-    verified = _command(below, "verify", "measure emulated devices", VERIFY_EXAMPLES)
+    add_verb(below, "clean", "remove what dead labs left").set_defaults(command=clean)
+    verified = add_verb(below, "verify", "measure emulated devices", VERIFY_EXAMPLES)
     verified.add_argument("--on", required=True, metavar="6xpi3", help="the devices")
     add_presets_flag(verified)
     verified.add_argument(
@@ -83,17 +84,7 @@ def add_to(commands: Commands) -> None:
         help="how far off is still right (default: %(default)g)",
     )  # fmt: skip
     verified.set_defaults(command=verify_lab)
-    _add_fault(_command(below, "fault", "disturb a lab that runs", FAULT_EXAMPLES))
-
-
-def _command(below: Commands, name: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
-    return below.add_parser(
-        name,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    _add_fault(add_verb(below, "fault", "disturb a lab that runs", FAULT_EXAMPLES))
 
 
 def _add_fault(parser: argparse.ArgumentParser) -> None:

@@ -16,8 +16,9 @@ from terrazzo.records.units import bytes_text, count_text
 from terrazzo.report.planview import view
 from terrazzo.report.screen import Screen
 from terrazzo.report.terminal import show_plan
-from terrazzo.schedule import lower
-from terrazzo.schedule.memory import Footprint, footprint
+from terrazzo.schedule import Program, lower
+from terrazzo.schedule.ledger import Footprint
+from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.work import work
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def show(graph: Graph, plan: Plan, *, limit: str = "") -> None:
         screen.line(f"{who}: {bytes_text(foot.total_bytes)}, most at {foot.where}", "bold")
         screen.line(_parts(foot))
     if any(group.passes for group in plan.groups):
-        _cost(graph, plan, screen)
+        _cost(graph, program, feet, screen)
 
 
 def _parts(foot: Footprint) -> str:
@@ -116,12 +117,12 @@ def _parts(foot: Footprint) -> str:
     )
 
 
-def _cost(graph: Graph, plan: Plan, screen: Screen) -> None:
+def _cost(graph: Graph, program: Program, feet: list[Footprint], screen: Screen) -> None:
     """What was saved against keeping everything, and the arithmetic it takes."""
+    plan = program.plan
     layout = plan.groups[0].layout
     before = needed(graph, plan_graph(graph, plan.devices, layout=layout, groups="auto"))
-    after = needed(graph, plan)
-    program = lower(graph, plan)
+    after = max(feet, key=lambda foot: foot.total_bytes)
     times = max(work(program, device).times for device in range(plan.devices))
     share = after.total_bytes / before.total_bytes
     passes = max(group.passes for group in plan.groups)

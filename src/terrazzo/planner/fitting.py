@@ -17,7 +17,8 @@ from terrazzo.planner.explicit import group_title
 from terrazzo.records import Graph, Group, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Passes, Program, lower
-from terrazzo.schedule.memory import WASTE, Footprint, footprint
+from terrazzo.schedule.ledger import WASTE, Footprint
+from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.tiling import group_of_nodes
 

@@ -1,16 +1,13 @@
 """The memory of one training step on one device, walked through before it runs.
 
 The walk does what the runtime does, with sizes in place of tensors: forward through the steps,
-then back, holding what is held, and noting where the sum is largest. An operator under autograd
-keeps what its gradient needs (``KEEPS``); a convolution works on copies of its input and result in
-an order of its own (oneDNN's), which torch does not count but the device does.
+then back, holding what is held, and noting where the sum is largest.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from terrazzo.geometry import Box
@@ -18,6 +15,7 @@ from terrazzo.graph.rules.rule import Read
 from terrazzo.records import Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
+from terrazzo.schedule.ledger import Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -29,220 +27,7 @@ from terrazzo.schedule.program import (
     Strip,
     Take,
 )
-
-INPUT, RESULT, BOTH, NOTHING = "input", "result", "both", "nothing"
-
-KEEPS = {
-    **dict.fromkeys(
-        "conv2d conv_transpose2d linear batch_norm group_norm instance_norm layer_norm normalize "
-        "rms_norm gelu silu hardswish hardsigmoid mish softplus elu prelu relu6 hardtanh "
-        "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d pow log abs clamp square "
-        "glu".split(),
-        INPUT,
-    ),
-    **dict.fromkeys(
-        "relu leaky_relu sigmoid tanh exp softmax _softmax log_softmax _log_softmax sqrt "
-        "rsqrt".split(),
-        RESULT,
-    ),
-    **dict.fromkeys(
-        "add sub neg cat stack alias view reshape permute transpose flatten unflatten slice select "
-        "expand squeeze unsqueeze chunk split detach contiguous clone pad repeat mean sum "
-        "pixel_shuffle pixel_unshuffle upsample_nearest2d upsample_bilinear2d bilinear take copy "
-        "constant_pad_nd running moments".split(),
-        NOTHING,
-    ),
-}
-"""What autograd keeps of an operator; those not named are taken to keep input and result."""
-
-VIEWS = frozenset(
-    "alias view reshape permute transpose flatten unflatten slice select expand squeeze unsqueeze "
-    "chunk split detach".split()
-)
-"""Operators whose result lies in the memory of their input."""
-
-CONVOLUTIONS = frozenset("conv2d conv_transpose2d".split())
-WASTE = 0.1
-"""Free memory between blocks in use, at most; 1 to 10 % were measured (docs/log.md)."""
-
-INDEX_BYTES = 8
-"""Max pools keep the position of every maximum."""
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The most that a training step takes on one device, and what it is made of at that moment.
-
-    Without the process itself, the optimiser's state and what a loss outside of the net needs.
-    """
-
-    weights_bytes: int = 0
-    weight_gradients_bytes: int = 0
-    maps_bytes: int = 0
-    map_gradients_bytes: int = 0
-    working_bytes: int = 0
-    where: str = ""
-    kept_bytes: int = 0
-    """Maps that wait between the forward and the backward pass."""
-
-    @property
-    def used_bytes(self) -> int:
-        return (
-            self.weights_bytes
-            + self.weight_gradients_bytes
-            + self.maps_bytes
-            + self.map_gradients_bytes
-            + self.working_bytes
-        )
-
-    @property
-    def total_bytes(self) -> int:
-        """With what the allocator wastes."""
-        return int(self.used_bytes * (1 + WASTE))
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A name in the walk, its bytes, and those of its gradient (None: it carries none)."""
-
-    name: str
-    size: int
-    gradient: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operator of a piece of autograd, as sizes."""
-
-    kind: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    copies: int = 0
-    """Bytes of padded copies of its inputs, which it keeps in their place."""
-    title: str = ""
-
-    @property
-    def working_bytes(self) -> int:
-        if self.kind not in CONVOLUTIONS:
-            return 0
-        return self.inputs[0].size + self.outputs[0].size
-
-    @property
-    def is_view(self) -> bool:
-        return self.kind in VIEWS
-
-    @property
-    def tracked(self) -> bool:
-        return any(tensor.gradient is not None for tensor in self.inputs)
-
-    @property
-    def keeps(self) -> tuple[Tensor, ...]:
-        """What autograd holds on to until the gradient has passed."""
-        what = KEEPS.get(self.kind, BOTH)
-        kept: list[Tensor] = []
-        if what in (INPUT, BOTH):
-            own = Tensor(f"{self.outputs[0].name}/padded", self.copies)
-            kept += [own] if self.copies else self.inputs
-        if what in (RESULT, BOTH):
-            kept += self.outputs
-        if "max_pool" in self.kind:
-            places = self.outputs[0].size // BYTES["float32"] * INDEX_BYTES
-            kept.append(Tensor(f"{self.outputs[0].name}/places", places))
-        return tuple(kept)
-
-
-class Ledger:
-    """What is held at the moment, and the largest sum so far."""
-
-    def __init__(self, start: Footprint) -> None:
-        self.now, self.peak = start, start
-        self._sizes: dict[str, int] = {}
-        self._holders: Counter[str] = Counter()
-        self._flows: dict[str, int] = {}
-
-    def hold(self, name: str, size: int) -> None:
-        """One more holder; memory is taken by the first."""
-        if not self._holders[name]:
-            self._sizes[name] = size
-            self._change(maps_bytes=size)
-        self._holders[name] += 1
-
-    def drop(self, name: str) -> None:
-        self._holders[name] -= 1
-        if not self._holders[name]:
-            self._change(maps_bytes=-self._sizes[name])
-
-    def flow(self, name: str, size: int) -> None:
-        """A gradient arrives; a second one is added to the first."""
-        if name not in self._flows:
-            self._flows[name] = size
-            self._change(map_gradients_bytes=size)
-
-    def consume(self, name: str) -> None:
-        self._change(map_gradients_bytes=-self._flows.pop(name, 0))
-
-    def note(self, where: str, working: int = 0) -> None:
-        """This is a moment at which so much more is in use."""
-        if self.now.used_bytes + working > self.peak.used_bytes:
-            self.peak = replace(self.now, working_bytes=working, where=where)
-
-    def _change(self, *, maps_bytes: int = 0, map_gradients_bytes: int = 0) -> None:
-        self.now = replace(
-            self.now,
-            maps_bytes=self.now.maps_bytes + maps_bytes,
-            map_gradients_bytes=self.now.map_gradients_bytes + map_gradients_bytes,
-        )
-
-
-class Piece:
-    """A run of operators under autograd, on a ledger; ``apart`` keeps its gradients to itself."""
-
-    def __init__(
-        self, operations: Sequence[Operation], exports: Iterable[str] = (), *, apart: str = ""
-    ) -> None:
-        self.operations, self.exports, self.apart = operations, frozenset(exports), apart
-        self._made = {tensor.name for operation in operations for tensor in operation.outputs}
-        self._root: dict[str, str] = {}
-        self._last = {
-            tensor.name: position
-            for position, operation in enumerate(operations)
-            for tensor in (*operation.inputs, *operation.outputs)
-        }
-
-    def _storage(self, name: str) -> str:
-        return self._root.get(name, name)
-
-    def forward(self, ledger: Ledger, *, keep: bool) -> None:
-        """Results are held until their last reader; with ``keep`` also what autograd keeps."""
-        for position, operation in enumerate(self.operations):
-            for tensor in operation.outputs:
-                if operation.is_view:
-                    self._root[tensor.name] = self._storage(operation.inputs[0].name)
-                ledger.hold(self._storage(tensor.name), tensor.size)
-            ledger.note(operation.title, operation.copies + operation.working_bytes)
-            if keep and operation.tracked:
-                for tensor in operation.keeps:
-                    ledger.hold(self._storage(tensor.name), tensor.size)
-            for tensor in {*operation.inputs, *operation.outputs}:
-                ends = self._last[tensor.name] == position and tensor.name in self._made
-                if ends and tensor.name not in self.exports:
-                    ledger.drop(self._storage(tensor.name))
-
-    def backward(self, ledger: Ledger) -> None:
-        """Gradients run back; what was kept goes as they pass."""
-        for operation in reversed(self.operations):
-            if not operation.tracked:
-                continue
-            for tensor in operation.inputs:
-                if tensor.gradient:
-                    ledger.flow(self.apart + tensor.name, tensor.gradient)
-            ledger.note(operation.title, operation.copies + operation.working_bytes)
-            for tensor in operation.outputs:
-                ledger.consume(self.apart + tensor.name)
-            for tensor in operation.keeps:
-                ledger.drop(self._storage(tensor.name))
-        for name in self._last if self.apart else ():
-            ledger.consume(self.apart + name)
+from terrazzo.schedule.saving import Operation, Piece, Tensor
 
 
 def footprint(program: Program, device: int) -> Footprint:
@@ -251,15 +36,17 @@ def footprint(program: Program, device: int) -> Footprint:
 
 
 class _Walk:
+    """One step on one device."""
+
     def __init__(self, program: Program, device: int) -> None:
         self.program, self.device = program, device
         graph = program.graph
         weights = [v for v in graph.values.values() if v.kind == "parameter"]
-        self.carriers = differentiable(
+        carriers = differentiable(
             program, {v.name for v in weights if v.is_floating} & set(program.arrays)
         )
         results = {program.outputs[ref.name] for ref in graph.outputs if isinstance(ref, Ref)}
-        self.live = reached(program, self.carriers, results)
+        self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
         size = sum(v.bytes for v in weights)
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
@@ -339,7 +126,7 @@ class _Walk:
         elif isinstance(step, Exchange):
             for name in step.writes:
                 self._keep(name)
-            self.ledger.note("an exchange", self._messages(step, back=False))
+            self.ledger.note("an exchange", self._messages(step))
 
     def _backward(self, index: int) -> None:
         step = self.program.steps[index]
@@ -358,7 +145,7 @@ class _Walk:
                 self.ledger.drop(step.inputs[0])
         elif isinstance(step, Exchange):
             self._flow(step.reads)
-            self.ledger.note("an exchange", self._messages(step, back=True))
+            self.ledger.note("an exchange", self._messages(step))
         elif isinstance(step, (Take, Spread)) and self._is_map(step.source):
             self._flow(step.reads)
         for name in step.writes:
@@ -374,7 +161,7 @@ class _Walk:
         kept = not self.program.plan.groups[step.group].passes
         return kept and step.target in self.live and self._is_map(step.inputs[0])
 
-    def _messages(self, step: Exchange, *, back: bool) -> int:
+    def _messages(self, step: Exchange) -> int:
         """What is sent and received at once, each in a buffer of its own."""
         total = 0
         for move in step.moves:

@@ -1,0 +1,149 @@
+"""What operators under autograd save, as sizes on a ledger.
+
+An operator keeps what its gradient needs (``KEEPS``); a convolution works on copies of its input
+and result in an order of its own (oneDNN's), which torch does not count but the device does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from terrazzo.records.graph import BYTES
+from terrazzo.schedule.ledger import Ledger
+
+INPUT, RESULT, BOTH, NOTHING = "input", "result", "both", "nothing"
+
+KEEPS = {
+    **dict.fromkeys(
+        "conv2d conv_transpose2d linear batch_norm group_norm instance_norm layer_norm normalize "
+        "rms_norm gelu silu hardswish hardsigmoid mish softplus elu prelu relu6 hardtanh "
+        "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d pow log abs clamp square "
+        "glu".split(),
+        INPUT,
+    ),
+    **dict.fromkeys(
+        "relu leaky_relu sigmoid tanh exp softmax _softmax log_softmax _log_softmax sqrt "
+        "rsqrt".split(),
+        RESULT,
+    ),
+    **dict.fromkeys(
+        "add sub neg cat stack alias view reshape permute transpose flatten unflatten slice select "
+        "expand squeeze unsqueeze chunk split detach contiguous clone pad repeat mean sum "
+        "pixel_shuffle pixel_unshuffle upsample_nearest2d upsample_bilinear2d bilinear take copy "
+        "constant_pad_nd running moments".split(),
+        NOTHING,
+    ),
+}
+"""What autograd keeps of an operator; those not named are taken to keep input and result."""
+
+VIEWS = frozenset(
+    "alias view reshape permute transpose flatten unflatten slice select expand squeeze unsqueeze "
+    "chunk split detach".split()
+)
+"""Operators whose result lies in the memory of their input."""
+
+CONVOLUTIONS = frozenset("conv2d conv_transpose2d".split())
+INDEX_BYTES = 8
+"""Max pools keep the position of every maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A name in the walk, its bytes, and those of its gradient (None: it carries none)."""
+
+    name: str
+    size: int
+    gradient: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator of a piece of autograd, as sizes."""
+
+    kind: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    copies: int = 0
+    """Bytes of padded copies of its inputs, which it keeps in their place."""
+    title: str = ""
+
+    @property
+    def working_bytes(self) -> int:
+        if self.kind not in CONVOLUTIONS:
+            return 0
+        return self.inputs[0].size + self.outputs[0].size
+
+    @property
+    def is_view(self) -> bool:
+        return self.kind in VIEWS
+
+    @property
+    def tracked(self) -> bool:
+        return any(tensor.gradient is not None for tensor in self.inputs)
+
+    @property
+    def keeps(self) -> tuple[Tensor, ...]:
+        """What autograd holds on to until the gradient has passed."""
+        what = KEEPS.get(self.kind, BOTH)
+        kept: list[Tensor] = []
+        if what in (INPUT, BOTH):
+            own = Tensor(f"{self.outputs[0].name}/padded", self.copies)
+            kept += [own] if self.copies else self.inputs
+        if what in (RESULT, BOTH):
+            kept += self.outputs
+        if "max_pool" in self.kind:
+            places = self.outputs[0].size // BYTES["float32"] * INDEX_BYTES
+            kept.append(Tensor(f"{self.outputs[0].name}/places", places))
+        return tuple(kept)
+
+
+class Piece:
+    """A run of operators under autograd, on a ledger; ``apart`` keeps its gradients to itself."""
+
+    def __init__(
+        self, operations: Sequence[Operation], exports: Iterable[str] = (), *, apart: str = ""
+    ) -> None:
+        self.operations, self.exports, self.apart = operations, frozenset(exports), apart
+        self._made = {tensor.name for operation in operations for tensor in operation.outputs}
+        self._root: dict[str, str] = {}
+        self._last = {
+            tensor.name: position
+            for position, operation in enumerate(operations)
+            for tensor in (*operation.inputs, *operation.outputs)
+        }
+
+    def _storage(self, name: str) -> str:
+        return self._root.get(name, name)
+
+    def forward(self, ledger: Ledger, *, keep: bool) -> None:
+        """Results are held until their last reader; with ``keep`` also what autograd keeps."""
+        for position, operation in enumerate(self.operations):
+            for tensor in operation.outputs:
+                if operation.is_view:
+                    self._root[tensor.name] = self._storage(operation.inputs[0].name)
+                ledger.hold(self._storage(tensor.name), tensor.size)
+            ledger.note(operation.title, operation.copies + operation.working_bytes)
+            if keep and operation.tracked:
+                for tensor in operation.keeps:
+                    ledger.hold(self._storage(tensor.name), tensor.size)
+            for tensor in {*operation.inputs, *operation.outputs}:
+                ends = self._last[tensor.name] == position and tensor.name in self._made
+                if ends and tensor.name not in self.exports:
+                    ledger.drop(self._storage(tensor.name))
+
+    def backward(self, ledger: Ledger) -> None:
+        """Gradients run back; what was kept goes as they pass."""
+        for operation in reversed(self.operations):
+            if not operation.tracked:
+                continue
+            for tensor in operation.inputs:
+                if tensor.gradient:
+                    ledger.flow(self.apart + tensor.name, tensor.gradient)
+            ledger.note(operation.title, operation.copies + operation.working_bytes)
+            for tensor in operation.outputs:
+                ledger.consume(self.apart + tensor.name)
+            for tensor in operation.keeps:
+                ledger.drop(self._storage(tensor.name))
+        for name in self._last if self.apart else ():
+            ledger.consume(self.apart + name)
