@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from terrazzo.errors import UsageError
 from terrazzo.lab import LabHosts, Topology
@@ -28,13 +30,7 @@ for i in itertools.count():
 """
 
 
-def until(condition: Callable[[], bool], limit_s: float = 15.0) -> bool:
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
+until = partial(wait_until, limit_s=15.0)
 
 
 @contextmanager

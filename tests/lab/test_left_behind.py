@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from emulated import PRESETS, described
+from waiting import wait_until
 
 from terrazzo.lab import LabHosts, state
 from terrazzo.lab.groups import find_groups
@@ -33,13 +33,7 @@ with LabHosts.open(Topology.parse("2xsmall", presets)) as hosts:
 """
 
 
-def until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
+until = partial(wait_until, limit_s=20.0)
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
