@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,33 @@ class TestVersion2:
         usage = group.usage()
         assert (usage.memory_bytes, usage.peak_bytes, usage.limit_bytes) == (4096, 8192, 0)
         assert (usage.cpu_s, usage.throttled_s, usage.killed) == (2.5, 1.0, 3)
+
+    def test_a_peak_is_forgotten_and_read_through_one_open_file(self, tmp_path: Path) -> None:
+        """As Linux 6.12 does it: who opens the file anew still finds the old peak."""
+        fill(tmp_path)
+        groups = Groups2(tmp_path, frozenset({"cpu", "memory", "io"}), make)
+        groups.make("1-2-3-0", ("pi3-0",))
+        peak = tmp_path / "terrazzo-1-2-3-0" / "pi3-0" / "memory.peak"
+        assert groups.device("1-2-3-0", "pi3-0").reset_peak()
+        assert peak.read_text() == "0192"  # written in place: 8192 with its first digit gone
+        peak.unlink()
+        peak.write_text("8192")
+        assert groups.device("1-2-3-0", "pi3-0").usage().peak_bytes == 192
+        (held,) = groups.peaks.values()
+        for path in sorted(tmp_path.glob("terrazzo-*/**/*"), reverse=True):
+            if path.is_file():
+                path.unlink()
+        groups.remove("1-2-3-0")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(held)
+
+    @pytest.mark.parametrize("kernel", ["before 5.19", "before 6.12"])
+    def test_a_peak_that_cannot_be_forgotten_is_said(self, group: Group2, kernel: str) -> None:
+        (group.folder / "memory.peak").unlink()
+        if kernel == "before 6.12":  # it opens, and refuses what is written
+            (group.folder / "memory.peak").symlink_to("/dev/full")
+        assert not group.reset_peak()
+        assert not group.peaks
 
     def test_a_lab_is_made_found_and_removed(self, tmp_path: Path) -> None:
         fill(tmp_path)

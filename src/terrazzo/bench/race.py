@@ -7,20 +7,16 @@ this machine from falling on one peer alone.
 
 from __future__ import annotations
 
-import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
 from terrazzo.bench.record import Race, Row
-from terrazzo.bench.task import Task, gradients_of, loss_of
+from terrazzo.bench.truth import Truth
 from terrazzo.bench.turn import Job, Turn, take_turn
 from terrazzo.cluster import Hosts
 from terrazzo.lab.hosts import LabHosts
@@ -74,14 +70,6 @@ class _Entry:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Truth:
-    """Gradients in float64, and how far those in float32 lie from them."""
-
-    gradients: dict[str, Tensor]
-    noise: float
-
-
 def hold_race(
     case: Case,
     hosts: Hosts,
@@ -99,7 +87,7 @@ def hold_race(
     with tempfile.TemporaryDirectory(prefix=".race-", dir=scratch) as made:
         folder = Path(made)
         say(f"{case.title}: plain PyTorch's gradients, to compare with")
-        truth = _truth(case)
+        truth = Truth.of(case)
         for entry in entries:
             entry.problem = entry.peer.can(case, devices) or ""
         for number in range(rules.rounds):
@@ -131,7 +119,7 @@ def _placed(job: Job, entry: _Entry, devices: int, lead: int) -> Job:
     return replace(job, devices=devices, alone_on=lead if entry.peer.alone else None)
 
 
-def _run(entry: _Entry, job: Job, hosts: Hosts, truth: _Truth) -> None:
+def _run(entry: _Entry, job: Job, hosts: Hosts, truth: Truth) -> None:
     turn = take_turn(job, hosts)
     entry.problem = turn.problem
     if not turn.problem:
@@ -140,16 +128,6 @@ def _run(entry: _Entry, job: Job, hosts: Hosts, truth: _Truth) -> None:
             entry.gap = gradients.worst_gap(gradients.load(job.folder), truth.gradients)
             entry.noise = truth.noise
     shutil.rmtree(job.folder)
-
-
-def _truth(case: Case) -> _Truth:
-    """One step of plain PyTorch, here, with all this machine's speed and memory."""
-    single = Task.make(case)
-    double = Task(copy.deepcopy(single.model).double(), single.images.double())
-    for task in (single, double):
-        torch.autograd.backward(loss_of(task.model(task.images)))
-    exact = gradients_of(double.model)
-    return _Truth(exact, gradients.worst_gap(gradients_of(single.model), exact))
 
 
 def _rates(hosts: Hosts) -> list[float]:

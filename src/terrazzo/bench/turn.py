@@ -99,6 +99,7 @@ class _Referee:
         self.last_error = ""
         self.said: dict[str, dict[int, dict[str, Any]]] = {phase: {} for phase in PHASES}
         self.sent: list[int] = []
+        self.by_group = lab is not None
 
     def line(self, device: int, text: str) -> None:
         if not text.startswith(MARK):
@@ -123,8 +124,8 @@ class _Referee:
 
     def _begin(self, said: dict[int, dict[str, Any]]) -> None:
         if self.lab:
-            for device in said:
-                self.lab.reset_peak(device)
+            renewed = [self.lab.reset_peak(device) for device in said]
+            self.by_group = all(renewed)
             self.sent = self._counters(self.lab)
 
     def _end(self, said: dict[int, dict[str, Any]]) -> None:

@@ -55,7 +55,8 @@ class Group(Protocol):
 
     def usage(self) -> Usage: ...
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> bool:
+        """Whether the peak counts from now: version 2 can forget one only since Linux 6.12."""
 
 
 class Groups(Protocol):

@@ -81,8 +81,9 @@ class Group1:
             killed=kernelfile.table(memory / "memory.oom_control").get("oom_kill", 0),
         )
 
-    def reset_peak(self) -> None:
+    def reset_peak(self) -> bool:
         kernelfile.write(self.folders["memory"] / "memory.max_usage_in_bytes", "0")
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from terrazzo.errors import LabError
@@ -22,6 +23,8 @@ class Group2:
     """The group of one device."""
 
     folder: Path
+    peaks: dict[Path, int] = field(default_factory=dict, compare=False)
+    """Files of memory.peak held open: a peak is forgotten only for who reads through the same."""
 
     @property
     def joining(self) -> tuple[Path, ...]:
@@ -60,27 +63,37 @@ class Group2:
         return processes_in(self.folder)
 
     def usage(self) -> Usage:
-        peak, limit = self.folder / "memory.peak", kernelfile.read(self.folder / "memory.max")
+        limit = kernelfile.read(self.folder / "memory.max")
         cpu = kernelfile.table(self.folder / "cpu.stat")
-        now = int(kernelfile.read(self.folder / "memory.current"))
         return Usage(
-            memory_bytes=now,
-            # Kernels before 5.19 keep no peak: better none than a wrong one.
-            peak_bytes=int(kernelfile.read(peak)) if peak.exists() else NO_PEAK,
+            memory_bytes=int(kernelfile.read(self.folder / "memory.current")),
+            peak_bytes=self._peak_bytes(),
             limit_bytes=int(limit) if limit.isdigit() else 0,
             cpu_s=cpu.get("usage_usec", 0) * 1e-6,
             throttled_s=cpu.get("throttled_usec", 0) * 1e-6,
             killed=kernelfile.table(self.folder / "memory.events").get("oom_kill", 0),
         )
 
-    def reset_peak(self) -> None:
+    def _peak_bytes(self) -> int:
+        path = self.folder / "memory.peak"
+        if path in self.peaks:
+            return int(os.pread(self.peaks[path], 64, 0))
+        # Kernels before 5.19 keep no peak: better none than a wrong one.
+        return int(kernelfile.read(path)) if path.exists() else NO_PEAK
+
+    def reset_peak(self) -> bool:
+        path = self.folder / "memory.peak"
         try:
-            kernelfile.write(self.folder / "memory.peak", "reset")
-        except LabError as error:
-            raise LabError(
-                f"this kernel cannot forget a memory peak ({self.folder / 'memory.peak'}; 6.12 and "
-                "later can): start a new lab for each measurement"
-            ) from error
+            number = self.peaks[path] if path in self.peaks else os.open(path, os.O_RDWR)
+        except OSError:  # before 5.19
+            return False
+        try:
+            os.pwrite(number, b"0", 0)  # any text will do
+        except OSError:  # before 6.12
+            os.close(number)
+            return False
+        self.peaks[path] = number
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class Groups2:
     offered: frozenset[str]
     make_folder: Callable[[Path], None] = make_folder
     version: int = 2
+    peaks: dict[Path, int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def can_freeze(self) -> bool:
@@ -110,7 +124,7 @@ class Groups2:
             self.make_folder(own / name)
 
     def device(self, lab: str, name: str) -> Group2:
-        return Group2(self.root / f"{PREFIX}{lab}" / name)
+        return Group2(self.root / f"{PREFIX}{lab}" / name, self.peaks)
 
     def labs(self) -> set[str]:
         return {path.name[len(PREFIX) :] for path in self.root.glob(f"{PREFIX}*") if path.is_dir()}
@@ -124,6 +138,8 @@ class Groups2:
 
     def remove(self, lab: str) -> None:
         for path in self._folders(lab):
+            with suppress(KeyError):
+                os.close(self.peaks.pop(path / "memory.peak"))
             remove_folder(path)
 
     def _hand_down(self, folder: Path) -> None:

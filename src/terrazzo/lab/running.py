@@ -41,8 +41,9 @@ class RunningLab:
         """Bytes through the device's interface since the lab was made."""
         return self.network.traffic(device)
 
-    def reset_peak(self, device: int) -> None:
-        self.group(device).reset_peak()
+    def reset_peak(self, device: int) -> bool:
+        """Starts the device's memory peak anew; False where this kernel can't forget one."""
+        return self.group(device).reset_peak()
 
     def kill(self, device: int) -> None:
         """Ends every process in the device."""
