@@ -62,6 +62,16 @@ def test_torchs_own_ways_train_what_they_should(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+def test_a_pipeline_cuts_a_model_whose_branches_pass_by_a_stage(tmp_path: Path) -> None:
+    race, _ = held(tmp_path, "--model unet32 --batch 1 --size 64 --peers pipeline")
+    row = by_peer(race)["pipeline"]
+    assert row["problem"] == ""
+    assert row["exact"], row["gap"]
+    assert row["steps"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_pipeline_of_one_microbatch_is_plain(tmp_path: Path) -> None:
     race, done = held(tmp_path, "--model yolov2-front --batch 1 --size 32 --peers ddp,pipeline")
     rows = by_peer(race)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from terrazzo.bench import paper, peers
-from terrazzo.bench.cases import Case, parse_batches, shares, standard_cases
+from terrazzo.bench.cases import STANDARD_MODELS, Case, parse_batches, shares, standard_cases
 from terrazzo.bench.gradients import load, worst_gap
 from terrazzo.bench.page import page
-from terrazzo.bench.peers.pipeline import balanced, chain, costs
+from terrazzo.bench.peers.pipeline import balanced, costs
 from terrazzo.bench.record import Provenance, Race, Row, to_json
 from terrazzo.bench.table import table
 from terrazzo.bench.turn import Job
@@ -51,6 +51,15 @@ class TestCases:
         assert {case.on for case in cases if case.model == "unet32"} == {"6xpi3"}
         assert len(set(cases)) == len(cases)
 
+    def test_threads_are_shared_by_processes(self) -> None:
+        case = Case.of("vgg", on="2", batch=1, threads=4, processes=2)
+        assert "2 processes of 2 threads a device" in case.title
+        assert Case.of("vgg", on="2", batch=1, processes=2).threads == 2
+        assert Case.from_dict(case.to_dict()) == case
+        for wrong in ({"threads": 3, "processes": 2}, {"processes": 0}, {"threads": -1}):
+            with pytest.raises(UsageError, match="--threads"):
+                Case.of("vgg", on="2", batch=1, **wrong)
+
     def test_batches(self) -> None:
         assert parse_batches("1,6, 6") == [1, 6]
         for text in ("", "0", "1,x", "-1", "1;6"):
@@ -62,7 +71,7 @@ class TestCases:
         assert shares(1, 3) == [range(0, 1), range(1, 1), range(1, 1)]
 
     def test_a_job_survives_its_file(self, tmp_path: Path) -> None:
-        job = Job(CASE, "ddp", 6, tmp_path, 2.0, 60.0, choice=4, keep_gradients=True)
+        job = Job(CASE, "ddp", 6, tmp_path, 2.0, 30.0, 60.0, choice=4, keep_gradients=True)
         assert Job.from_json(job.to_json()) == job
 
 
@@ -96,8 +105,8 @@ class TestPeers:
         assert peers.find("accumulate").can(one, 6)
         assert peers.find("alone").can(one, 6) is None
         assert peers.find("pipeline").can(CASE, 6) is None
-        whole = Case.of("yolov2", on="6xpi3", batch=6)
-        assert "no chain" in (peers.find("pipeline").can(whole, 6) or "")
+        assert "layers for 999 stages" in (peers.find("pipeline").can(CASE, 999) or "")
+        assert "the same as accumulate" in (peers.find("core").can(CASE, 1) or "")
 
 
 class TestPipeline:
@@ -107,14 +116,22 @@ class TestPipeline:
         assert balanced([1.0, 1.0, 9.0], 3) == [1, 2, 3]
         assert balanced([3.0, 2.0], 1) == [2]
 
-    def test_a_chain_computes_what_the_model_does(self) -> None:
-        model = build("yolov2-front").eval()
-        layers, x = chain(model), torch.randn(1, 3, 32, 32)
-        assert len(layers) > 13
-        torch.testing.assert_close(nn.Sequential(*layers)(x), model(x))
-        assert chain(build("resnet18")) == []
-        assert min(costs(layers, x)) > 0
+    @pytest.mark.parametrize("name", STANDARD_MODELS)
+    def test_work_is_counted_for_every_layer_of_any_model(self, name: str) -> None:
+        model = build(name)
+        found = costs(model, (1, 3, 64, 64))
+        leaves = [
+            layer
+            for layer, module in model.named_modules()
+            if not list(module.children()) and not getattr(module, "inplace", False)
+        ]
+        assert sorted(found) == sorted(leaves)
+        assert min(found.values()) > 0
         assert not any(p.is_meta for p in model.parameters())
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.zeros(1, 3, 64, 64))
+        counted = counter.get_total_flops()
+        assert counted < sum(found.values()) < 2 * counted
 
 
 class TestRecord:
@@ -182,8 +199,8 @@ class TestShown:
         console.print(table(self.held))
         text = console.file.getvalue()  # type: ignore[attr-defined]
         (each,) = (line for line in text.splitlines() if line.strip().startswith("each"))
-        assert each.split() == "each 2.00 s once 4.00x 67% 300 100 3 yes 1e-06".split()
-        for words in ("4.00x", "67%", "yes 1e-06", "no 3e-01", "4 MB a"):
+        assert each.split() == "each 2.00 s 1 – 4.00x 67% 300 100 3 yes 1e-06".split()
+        for words in ("4.00x", "67%", "yes 1e-06", "no 3e-01", "4 MB a bucket"):
             assert words in text
         assert "pipeline is not in the race, and not beaten: the model is <no> chain" in text
         assert "speedup over alone" in text
@@ -210,6 +227,19 @@ class TestPaper:
         assert "2.00x" in grouping.here
         assert "4 groups" in grouping.where
         assert paper.curve(held) == [("each", 6.0), ("4", 3.0)]
+
+    def test_one_core_is_what_speedups_are_over_where_it_was_measured(self) -> None:
+        rows = (row("core", 48.0), row("alone", 12.0), row("terrazzo auto each", 4.0))
+        speedup, *_ = paper.figures([race(*rows)])
+        assert speedup.here == "12.00x to 12.00x over one core"
+        assert race(*rows).baseline is rows[1]
+        record = json.loads(to_json([race(*rows)], ORIGIN, **paper.to_dict([race(*rows)])))
+        assert record["published"][0]["here"] == speedup.here
+        assert record["grouping"][0]["step_s"] == {"each": 4.0}
+
+    def test_devices_of_several_threads_where_there_are_cores(self) -> None:
+        assert paper.divisions(4, 16) == [(0, 1), (4, 1), (4, 4)]
+        assert paper.divisions(4, 2) == paper.divisions(1, 16) == [(0, 1)]
 
     def test_nothing_measured_is_said(self) -> None:
         out = race(Row("alone", True, problem="out of memory"))

@@ -25,19 +25,45 @@ class Case:
     side: int
     batch: int
     on: str
+    threads: int = 0
+    """Of a device, shared by its processes; 0: as many as its share of this machine has cores."""
+    processes: int = 1
+    """In each device, for those who spread work."""
 
     @classmethod
-    def of(cls, model: str, *, on: str, batch: int, side: int | None = None) -> Case:
+    def of(
+        cls,
+        model: str,
+        *,
+        on: str,
+        batch: int,
+        side: int | None = None,
+        threads: int = 0,
+        processes: int = 1,
+    ) -> Case:
         """With the size of input that the model is usually trained at, if none is given."""
-        for what, value in (("--batch", batch), ("--size", side or 1)):
+        for what, value in (("--batch", batch), ("--size", 1 if side is None else side)):
             if value < 1:
                 raise UsageError(f"{what} {value}: give at least 1")
-        return cls(model, side or SIDES.get(model, USUAL_SIDE), batch, on)
+        if threads < 0 or processes < 1 or (threads or processes) % processes:
+            raise UsageError(
+                f"--threads {threads} --processes {processes}: give at least one thread to each "
+                "process, and to all the same number, such as --threads 4 --processes 2"
+            )
+        side = side or SIDES.get(model, USUAL_SIDE)
+        return cls(
+            model, side, batch, on, threads or (processes if processes > 1 else 0), processes
+        )
 
     @property
     def title(self) -> str:
         images = "image" if self.batch == 1 else "images"
-        return f"{self.model} {self.side}x{self.side}, {self.batch} {images}, on {self.on}"
+        title = f"{self.model} {self.side}x{self.side}, {self.batch} {images}, on {self.on}"
+        if not self.threads:
+            return title
+        made = [_count(self.processes, "process", "processes")]
+        made.append(_count(self.threads // self.processes, "thread", "threads"))
+        return f"{title}, {' of '.join(made)} a device"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,6 +71,10 @@ class Case:
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Case:
         return cls(**body)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def standard_cases() -> list[Case]:

@@ -25,7 +25,7 @@ def main() -> None:
     sent = counters.sent_bytes - before[0] + counters.summed_bytes - before[1]
     trained = frozenset(v.name for v in net.program.graph.values.values() if v.kind == "parameter")
     predicted = traffic(net.program, net.carriers(trained))
-    expected = predicted.sent_bytes[device] + predicted.summed_bytes
+    expected = predicted.sent_bytes[device] + predicted.summed_bytes[device]
     rows = net.links.gather(torch.tensor([sent, expected]), counted=False)
     if device == 0:
         Path(answer).write_text(json.dumps(rows.tolist()), encoding="utf-8")

@@ -2,34 +2,37 @@
 
 Devices hold one peer at a time, in fresh processes: with all of them alive, the memory limits of
 small devices would be met by processes that wait. Taking turns in rounds keeps a slow minute of
-this machine from falling on one peer alone.
+this machine from falling on one peer alone. Every peer gets one turn; more as long as time is left.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
 from terrazzo.bench.record import Race, Row
-from terrazzo.bench.truth import Truth
+from terrazzo.bench.seats import Seats
+from terrazzo.bench.truth import Truth, Truths
 from terrazzo.bench.turn import Job, Turn, take_turn
 from terrazzo.cluster import Hosts
 from terrazzo.lab.hosts import LabHosts
-
-LONG_STEP_S = 20.0
-"""A step longer than this is measured in the first round only: rounds are for short ones."""
+from terrazzo.records.units import seconds_text
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How long a race is."""
 
-    rounds: int = 2
+    budget_s: float = 300.0
+    """For everything. Every peer's first turn comes before it."""
+    rounds: int = 3
+    """At most."""
     seconds: float = 6.0
     """Of measured steps in one turn; at least one step."""
     limit_s: float = 300.0
@@ -41,30 +44,31 @@ class _Entry:
     """A peer while the race goes on."""
 
     peer: peers.Peer
+    seats: Seats
     turns: list[Turn] = field(default_factory=list)
     problem: str = ""
     gap: float | None = None
     noise: float = 0.0
 
     @property
-    def goes_on(self) -> bool:
-        last = self.turns[-1].step_s if self.turns else [0.0]
-        return not self.problem and max(last) < LONG_STEP_S
+    def next_s(self) -> float:
+        """What another turn would take: no choice is tried again then."""
+        last = self.turns[-1]
+        return last.took_s * (len(last.trials) + 1) / (2 * len(last.trials))
 
-    def row(self, workers: Sequence[int]) -> Row:
+    def row(self) -> Row:
         claims, name = self.peer.claims_exact, self.peer.name
         if self.problem:
             return Row(name, claims, problem=self.problem)
-        last = self.turns[-1]
-        sent = last.sent_bytes
+        best = [turn.best for turn in self.turns]
         return Row(
             name,
             claims,
-            step_s=tuple(second for turn in self.turns for second in turn.step_s),
-            choice=f"{last.choice} {last.choice_word}" if last.choice_word else "",
-            idle_bytes=tuple(last.idle_bytes[worker] for worker in workers),
-            peak_bytes=tuple(max(t.peak_bytes[w] for t in self.turns) for w in workers),
-            sent_bytes=None if sent is None else tuple(sent[worker] for worker in workers),
+            step_s=tuple(second for trial in best for second in trial.step_s),
+            choice=best[0].choice_text,
+            idle_bytes=tuple(self.turns[-1].idle_bytes),
+            peak_bytes=tuple(map(max, zip(*(trial.peak_bytes for trial in best), strict=True))),
+            sent_bytes=None if best[-1].sent_bytes is None else tuple(best[-1].sent_bytes),
             gap=self.gap,
             noise=self.noise,
         )
@@ -78,49 +82,82 @@ def hold_race(
     rules: Rules,
     scratch: Path,
     say: Callable[[str], None],
+    truths: Truths,
 ) -> Race:
     """Runs all peers on the hosts and gives what was measured; ``scratch`` is left empty."""
-    devices = len(hosts.names)
+    began_s, devices = time.monotonic(), len(hosts.names)
     rates = _rates(hosts)
-    lead = rates.index(max(rates))
-    entries = [_Entry(peers.find(name)) for name in names]
+    entries = [_enter(case, name, hosts, rates.index(max(rates))) for name in names]
+    say(f"{case.title}: plain PyTorch's gradients, to compare with")
+    truth = truths.of(case)
     with tempfile.TemporaryDirectory(prefix=".race-", dir=scratch) as made:
-        folder = Path(made)
-        say(f"{case.title}: plain PyTorch's gradients, to compare with")
-        truth = Truth.of(case)
-        for entry in entries:
-            entry.problem = entry.peer.can(case, devices) or ""
+        clock = _Clock(rules, began_s)
         for number in range(rules.rounds):
-            for entry in entries:
-                if entry.goes_on:
-                    say(f"{case.title}: round {number + 1} of {rules.rounds}, {entry.peer.name}")
-                    job = _job(case, entry, folder / f"{number}-{entries.index(entry)}", rules)
-                    _run(entry, _placed(job, entry, devices, lead), hosts, truth)
-    rows = [entry.row([lead] if entry.peer.alone else range(devices)) for entry in entries]
+            running = [entry for entry in entries if not entry.problem]
+            for place, entry in enumerate(running):
+                if number and entry.next_s > clock.left_s:
+                    continue
+                waiting = running[place:]
+                say(f"round {number + 1}, {entry.peer.name}: {clock.text(waiting, number)}")
+                patience_s = clock.left_s / len(waiting) / 2  # the last choice may be the longest
+                folder = Path(made) / f"{number}-{place}"
+                job = _job(case, entry, folder, patience_s=patience_s, rules=rules)
+                _run(entry, job, truth)
+    rows = [entry.row() for entry in entries]
     strength = sum(rates) / max(rates)
     return Race(case, devices, strength, tuple(rows), isinstance(hosts, LabHosts))
 
 
-def _job(case: Case, entry: _Entry, folder: Path, rules: Rules) -> Job:
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    rules: Rules
+    began_s: float
+
+    @property
+    def left_s(self) -> float:
+        return self.began_s + self.rules.budget_s - time.monotonic()
+
+    def text(self, waiting: Sequence[_Entry], number: int) -> str:
+        """How long it may still take; rounds to come are known from those that were."""
+        left_s = max(0.0, self.left_s)
+        if number:
+            more = self.rules.rounds - number - 1
+            known_s = sum(entry.next_s * (1 + more) for entry in waiting)
+            left_s = min(left_s, known_s)
+        elif left_s == 0:
+            return f"over its time, {len(waiting)} peers to go"
+        return f"about {seconds_text(round(left_s))} left"
+
+
+def _enter(case: Case, name: str, hosts: Hosts, lead: int) -> _Entry:
+    """One who works alone gets the fastest device, and one process."""
+    peer = peers.find(name)
+    if peer.alone:
+        return _Entry(peer, Seats(hosts, [lead]), problem=peer.can(case, 1) or "")
+    seats = Seats(hosts, range(len(hosts.names)), processes=case.processes)
+    return _Entry(peer, seats, problem=peer.can(case, len(seats.places)) or "")
+
+
+def _job(case: Case, entry: _Entry, folder: Path, *, patience_s: float, rules: Rules) -> Job:
     first = not entry.turns
     return Job(
         case=case,
         peer=entry.peer.name,
-        devices=1,
+        workers=len(entry.seats.places),
         folder=folder,
         seconds=rules.seconds,
+        patience_s=patience_s,
         limit_s=rules.limit_s,
-        choice=None if first else entry.turns[0].choice,
+        choice=None if first else entry.turns[0].best.choice,
         keep_gradients=first,
     )
 
 
-def _placed(job: Job, entry: _Entry, devices: int, lead: int) -> Job:
-    return replace(job, devices=devices, alone_on=lead if entry.peer.alone else None)
-
-
-def _run(entry: _Entry, job: Job, hosts: Hosts, truth: Truth) -> None:
-    turn = take_turn(job, hosts)
+def _run(entry: _Entry, job: Job, truth: Truth) -> None:
+    one_core = entry.peer.name == peers.ONE_CORE
+    threads = 1 if one_core else job.case.threads // entry.seats.processes
+    part = 1 / job.case.threads if one_core else 1.0
+    turn = take_turn(job, entry.seats, threads=threads, core_part=part)
     entry.problem = turn.problem
     if not turn.problem:
         entry.turns.append(turn)

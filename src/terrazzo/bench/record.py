@@ -105,7 +105,7 @@ class Race:
         rows = [
             {**asdict(row), "speedup": self.speedup(row), "efficiency": self.efficiency(row)}
             | ({"median_s": row.median_s, "spread": row.spread} if row.done else {})
-            | {"exact": row.exact, "most_own_bytes": row.most_own_bytes}
+            | {"steps": len(row.step_s), "exact": row.exact, "most_own_bytes": row.most_own_bytes}
             | {"gap": row.gap if row.gap is not None and math.isfinite(row.gap) else None}
             for row in self.rows
         ]
@@ -138,6 +138,7 @@ class Provenance:
         )
 
 
-def to_json(races: Sequence[Race], provenance: Provenance) -> str:
-    body = {**asdict(provenance), "races": [race.to_dict() for race in races]}
+def to_json(races: Sequence[Race], provenance: Provenance, **more: Any) -> str:
+    """``more`` stands beside the races."""
+    body = {**asdict(provenance), "races": [race.to_dict() for race in races], **more}
     return document.dump(KIND, VERSION, body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,28 +12,28 @@ from rich.text import Text
 from terrazzo.bench.record import Race, Row
 from terrazzo.records.units import seconds_text
 
-COLUMNS = ("peer", "step", "±", "speedup", "eff.", "peak MiB", "own MiB", "sent MiB", "exact")
+COLUMNS = ("peer", "step", "n", "±", "speedup", "eff.", "peak MiB", "own MiB", "sent MiB", "exact")
 MIB = 1 << 20
 LEGEND = (
-    "step: median; ±: slowest less fastest; eff.: speedup over what the devices could give; peak: "
-    "of the device with most, own: beyond its idle process; sent: by the device that sends most, "
-    "in a step; exact: gradients against plain PyTorch's in float64, and how far off"
+    "step: median of n measured; ±: slowest less fastest; eff.: speedup over what devices could "
+    "give; peak: of the device with most, own: beyond its idle process; sent: by the device that "
+    "sends most, in a step; exact: gradients against plain PyTorch's in float64, and how far off"
 )
 
 
 def table(race: Race) -> RenderableType:
     """The figures, why some have none, and what the columns mean."""
     made = Table(title=race.case.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    made.padding = (0, 2, 0, 0)
+    made.padding = (0, 1, 0, 0)
     for column in COLUMNS:
         if column == "peer":
-            made.add_column(column, min_width=10)
+            made.add_column(column, min_width=14)
         else:
             made.add_column(column.replace(" ", "\n"), justify="right")
     for row in race.rows:
         made.add_row(*cells(race, row))
     out = [
-        Text(f"{row.peer} is not in the race, and not beaten: {row.problem}", style="yellow")
+        Text(f"{title(row)} is not in the race, and not beaten: {row.problem}", style="yellow")
         for row in race.rows
         if not row.done
     ]
@@ -42,14 +44,15 @@ def table(race: Race) -> RenderableType:
 
 def cells(race: Race, row: Row) -> list[Text]:
     """What a row says; one that is not in the race has no figures."""
-    name = Text(row.peer + (f", {row.choice}" if row.choice else ""), overflow="fold")
+    name = Text(title(row) + (f"\n{row.choice}" if row.choice else ""))
     if not row.done:
         return [name, *(Text("–") for _ in COLUMNS[1:])]
     speedup, efficiency = race.speedup(row), race.efficiency(row)
     return [
         name,
         Text(seconds_text(row.median_s)),
-        Text(f"{row.spread:.0%}" if len(row.step_s) > 1 else "once"),
+        Text(str(len(row.step_s))),
+        Text(f"{row.spread:.0%}" if len(row.step_s) > 1 else "–"),
         Text("–" if speedup is None else f"{speedup:.2f}x"),
         Text("" if efficiency is None else f"{efficiency:.0%}"),
         Text(_mib(row.most_bytes)),
@@ -57,6 +60,12 @@ def cells(race: Race, row: Row) -> list[Text]:
         Text("?" if row.sent_bytes is None else _mib(max(row.sent_bytes))),
         verdict(row),
     ]
+
+
+def title(row: Row) -> str:
+    """The peer by name; a plan by that of its file."""
+    kind, _, rest = row.peer.partition(" ")
+    return f"plan {Path(rest).name}" if kind == "plan" else row.peer
 
 
 def _mib(size_bytes: float) -> str:

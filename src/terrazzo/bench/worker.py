@@ -1,11 +1,10 @@
-"""One device in a race: joins, builds a peer's training, warms up, tunes, and is timed.
+"""One process in a race: joins, builds a peer's training, warms up, and is timed.
 
 Between the phases it stands still until whoever holds the race has looked at the meters:
 
-    ready ─▶ built ─▶ begin ─▶ end
-      │        │        │       └ traffic and peak memory are read
-      │        │        └ meters start
-      │        └ the device falls to its own speed
+    ready ─▶ begin ─▶ end ─▶ begin ─▶ end ...      a pair for each choice that is tried
+      │        │       └ traffic and peak memory are read; the devices go at full speed again
+      │        └ the devices fall to their own speed, meters start
       └ memory of the process before it holds a model
 """
 
@@ -18,30 +17,26 @@ import sys
 import time
 from pathlib import Path
 
-from terrazzo.bench.turn import MARK, PHASES, Job, gradient_file
+from terrazzo.bench.turn import BEGIN, END, MARK, READY, Job, gradient_file
 
 POLL_S = 0.05
 MOST_STEPS = 20
-LONG_TRIAL_S = 3.0
 LIMIT_S = 90.0
 
 
 def main() -> None:
     job = Job.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    device = int(os.environ["RANK"])
     signal.alarm(int(job.limit_s))  # a peer that hangs is ended, and its row says so
-    if job.alone_on is not None and device != job.alone_on:
-        for phase in PHASES:
-            _pause(job, phase)
-        return
-    _Worker(job, device).run()
+    _Worker(job, int(os.environ["RANK"])).run()
+    sys.stdout.flush()
+    os._exit(0)  # torch takes its time to say goodbye, and nobody waits for it
 
 
 class _Worker:
     def __init__(self, job: Job, device: int) -> None:
         self.job = job
         self.device = device
-        self.together = job.alone_on is None and job.devices > 1
+        self.together = job.workers > 1
 
     def run(self) -> None:
         import terrazzo as tz
@@ -52,48 +47,37 @@ class _Worker:
         else:
             import torch  # noqa: F401 - what it takes belongs to the process, not to the step
         peer = peers.find(self.job.peer)
-        _pause(self.job, "ready", rss_bytes=_memory_bytes("VmRSS"))
-        work = peers.Work(self.job.case, 0 if peer.alone else self.device, self.job.devices)
-        self.trainer = peer.build(work)
-        choice = self.job.choice
-        if choice is not None and len(self.trainer.choices) > 1:
-            self.trainer.use(choice)
-        self.trainer.step()
-        if self.job.keep_gradients:
-            self._save_gradients()
-        self.trainer.update()
-        _pause(self.job, "built")
-        choice = self._tune() if choice is None else choice
-        _forget_peak()
-        _pause(self.job, "begin")
-        seconds = self._measure()
-        _pause(
-            self.job, "end", seconds=seconds, peak_bytes=_memory_bytes("VmHWM"), choice=choice,
-            choice_word=self.trainer.choice_word,
-        )  # fmt: skip
+        _pause(self.job, READY, rss_bytes=_memory_bytes("VmRSS"))
+        self.trainer = peer.build(peers.Work(self.job.case, self.device, self.job.workers))
+        self._try_choices()
 
-    def _tune(self) -> int:
-        """The choice with the fastest step."""
-        choices = self.trainer.choices
-        if len(choices) == 1:
-            return choices[0]
-        found: dict[int, float] = {}
-        for choice in choices:
-            self.trainer.use(choice)
-            found[choice] = self._settled_step()
-        best = min(found, key=lambda choice: found[choice])
-        self.trainer.use(best)
-        self._settled_step()
-        return best
+    def _try_choices(self) -> None:
+        """Each choice in its order, until one is slower than the best before it, or time is up."""
+        job, best, tried_s = self.job, float("inf"), 0.0
+        choices = self.trainer.choices if job.choice is None else [job.choice]
+        for number, choice in enumerate(choices):
+            began_s = time.perf_counter()
+            if len(self.trainer.choices) > 1:
+                self.trainer.use(choice)
+            self.trainer.step()
+            if job.keep_gradients and number == 0:
+                self._save_gradients()
+            self.trainer.update()
+            _forget_peak()
+            _pause(job, f"{BEGIN}-{number}")
+            seconds = self._measure(job.seconds / len(choices))
+            _pause(
+                job, f"{END}-{number}", seconds=seconds, choice=choice,
+                peak_bytes=_memory_bytes("VmHWM"), choice_text=self.trainer.choice_text(choice),
+            )  # fmt: skip
+            tried_s += self._agreed(time.perf_counter() - began_s)
+            if min(seconds) > best or tried_s > job.patience_s:
+                break
+            best = min(seconds)
 
-    def _settled_step(self) -> float:
-        """The second step, where it is short: the first still makes buffers and connections."""
+    def _measure(self, seconds: float) -> list[float]:
         first = self._timed_step()
-        return first if first > LONG_TRIAL_S else self._timed_step()
-
-    def _measure(self) -> list[float]:
-        first = self._timed_step()
-        count = max(1, min(MOST_STEPS, round(self.job.seconds / first)))
+        count = max(1, min(MOST_STEPS, round(seconds / first)))
         return [first, *(self._timed_step() for _ in range(count - 1))]
 
     def _timed_step(self) -> float:
@@ -101,13 +85,20 @@ class _Worker:
         begin = time.perf_counter()
         self.trainer.step()
         self.trainer.update()
+        if self.together:
+            import torch.distributed as dist
+
+            dist.barrier()
+        return self._agreed(time.perf_counter() - begin)
+
+    def _agreed(self, elapsed_s: float) -> float:
+        """The first process's figure: what follows from it must be the same for all."""
         if not self.together:
-            return time.perf_counter() - begin
+            return elapsed_s
         import torch
         import torch.distributed as dist
 
-        dist.barrier()
-        elapsed = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        elapsed = torch.tensor([elapsed_s], dtype=torch.float64)
         dist.broadcast(elapsed, 0)
         return float(elapsed)
 

@@ -6,10 +6,11 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.report import save
 from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
+from terrazzo.cluster.hosts import available_cores
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.start import emulated, not_emulated, unshaped
@@ -94,12 +96,22 @@ def add_to(commands: Commands) -> None:
         "--plan", type=Path, action="append", default=[], metavar="FILE",
         help="also Terrazzo with this plan",
     )  # fmt: skip
+    raced.add_argument("--threads", type=int, default=0, help="of each device (default: one)")
+    raced.add_argument(
+        "--processes", type=int, default=1, help="in each device, sharing its threads (default: 1)"
+    )
     _add_rules(raced)
     raced.set_defaults(command=race)
     papered = add_verb(below, "paper", "the published experiment", PAPER_EXAMPLES)
     papered.add_argument("--on", action="append", metavar="6xpi3", help="only these devices")
     papered.add_argument("--batch", metavar="1,6", help="only these batches")
+    papered.add_argument("--model", default="yolov2-front", help="other than %(default)s")
     papered.add_argument("--size", type=int, metavar="SIDE", help="other than 416")
+    papered.add_argument(
+        "--threads", type=int, default=4,
+        help="also devices of so many threads, as one process and as one for each, against one "
+        "core, where this machine has the cores (default: 4; 1: not)",
+    )  # fmt: skip
     _add_rules(papered)
     papered.set_defaults(command=paper)
     cored = add_verb(below, "core", "overhead, bytes, shares, planning time", CORE_EXAMPLES)
@@ -115,7 +127,13 @@ examples:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each peer (default: 2)")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0,
+        help="for each case: rounds go on as long as time is left (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns of each peer, at most (default: 3)"
+    )
     parser.add_argument(
         "--seconds", type=float, default=6.0, help="of measured steps in a turn (default: 6)"
     )
@@ -161,7 +179,14 @@ def _asked_cases(options: argparse.Namespace) -> list[Case]:
     if options.model not in NAMES:
         raise UsageError(f"no model {options.model!r} in the zoo; there are {', '.join(NAMES)}")
     return [
-        Case.of(options.model, on=on, batch=batch, side=options.size)
+        Case.of(
+            options.model,
+            on=on,
+            batch=batch,
+            side=options.size,
+            threads=options.threads,
+            processes=options.processes,
+        )
         for on in options.on
         for batch in parse_batches(options.batch)
     ]
@@ -175,52 +200,68 @@ def paper(options: argparse.Namespace) -> int:
 
     batches = parse_batches(options.batch) if options.batch else published.BATCHES
     cases = [
-        Case.of(published.MODEL, on=on, batch=batch, side=options.size)
+        Case.of(
+            options.model, on=on, batch=batch, side=options.size, threads=threads, processes=number
+        )
         for on in options.on or published.CLUSTERS
+        for threads, number in published.divisions(options.threads, available_cores())
         for batch in batches
     ]
-    races, provenance, folder = _hold(options, cases, published.PEERS)
+    races, provenance, folder = _hold(options, cases, published.PEERS, more=published.to_dict)
     show(races, Console(highlight=False))
     _save(folder, provenance, page(races, provenance, extra=markup(races)))
     return int(any(row.broke_promise for held in races for row in held.rows))
 
 
 def _hold(
-    options: argparse.Namespace, cases: Sequence[Case], names: Sequence[str]
+    options: argparse.Namespace,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    *,
+    more: Callable[[Sequence[Race]], dict[str, Any]] = lambda races: {},
 ) -> tuple[list[Race], Provenance, Path]:
     """Every case, each cluster made once; a table as soon as there is one."""
     from terrazzo.bench import peers
     from terrazzo.bench.race import Rules, hold_race
     from terrazzo.bench.record import Provenance, to_json
     from terrazzo.bench.table import table
+    from terrazzo.bench.truth import Truths
 
-    if options.rounds < 1 or options.seconds <= 0 or options.limit < 1:
-        raise UsageError("--rounds, --seconds and --limit must be positive")
+    if options.rounds < 1 or options.limit < 1 or min(options.seconds, options.minutes) <= 0:
+        raise UsageError("--minutes, --rounds, --seconds and --limit must be positive")
     for name in names:
         peers.find(name)  # a misspelt one is told before anything is measured
-    rules = Rules(options.rounds, options.seconds, options.limit)
-    places = {on: _place(options, on) for on in dict.fromkeys(case.on for case in cases)}
+    rules = Rules(60 * options.minutes, options.rounds, options.seconds, options.limit)
+    clusters = dict.fromkeys((case.on, case.threads) for case in cases)
+    places = {cluster: _place(options, *cluster) for cluster in clusters}
     provenance = Provenance(_typed(), _commit(), asdict(Machine.here()), ())
     folder = RunFolder.take(options.save) if options.save else RunFolder.create(RUNS, "race")
-    console, races = Console(highlight=False), []
+    console, races, truths = Console(highlight=False), [], Truths()
     try:
-        for on, place in places.items():
+        for (on, threads), place in places.items():
+            began_s = time.monotonic()
             with place.open() as hosts:
                 notes = (*provenance.notes, *_missing(on, place, hosts))
                 provenance = replace(provenance, notes=notes)
-                for case in (case for case in cases if case.on == on):
-                    held = hold_race(case, hosts, names, rules=rules, scratch=folder.path, say=say)
+                for case in (c for c in cases if (c.on, c.threads) == (on, threads)):
+                    left_s = max(0.0, rules.budget_s - (time.monotonic() - began_s))
+                    held = hold_race(
+                        case, hosts, names, rules=replace(rules, budget_s=left_s),
+                        truths=truths, scratch=folder.path, say=say,
+                    )  # fmt: skip
+                    began_s = time.monotonic()
                     races.append(held)
                     console.print(table(held))
-                    save(folder.file("race.json"), to_json(races, provenance) + "\n")
+                    save(folder.file("race.json"), to_json(races, provenance, **more(races)) + "\n")
     finally:
         if not races:
             folder.discard()
     return races, provenance, folder.path
 
 
-def _place(options: argparse.Namespace, on: str) -> Place:
-    return Place.read(argparse.Namespace(**{**vars(options), "on": on}))
+def _place(options: argparse.Namespace, on: str, threads: int) -> Place:
+    place = Place.read(argparse.Namespace(**{**vars(options), "on": on}))
+    return replace(place, threads=threads)
 
 
 def _missing(on: str, place: Place, hosts: Hosts) -> list[str]:

@@ -46,6 +46,8 @@ class Place:
     unshaped: bool = False
     verify: bool = True
     slow_storage: bool = False
+    threads: int = 0
+    """Of an emulated device; 0: as many as its share of this machine has cores."""
 
     @classmethod
     def read(cls, options: argparse.Namespace) -> Place:
@@ -81,7 +83,9 @@ class Place:
         else:
             storage = Path() if self.slow_storage else None
             say(f"starting lab {self._asked.description}: measuring this machine, a few seconds")
-            with started(self._asked, say=say, check=self.verify, storage=storage) as hosts:
+            with started(
+                self._asked, say=say, check=self.verify, storage=storage, threads=self.threads
+            ) as hosts:
                 yield hosts
 
 

@@ -13,7 +13,6 @@ from statistics import fmean
 
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.probes import Probe, Probes
-from terrazzo.lab.quota import threads_of
 
 FIRST_S, ROUND_S = 0.5, 1.2
 ROUNDS = 4
@@ -56,9 +55,8 @@ def core_rate(probe: Probe) -> float:
 
 def compute_rates(hosts: LabHosts, probes: Probes, seconds: float) -> list[float]:
     """Operations a second in each device, all of them computing at once."""
-    devices = zip(probes.inside, hosts.shares, hosts.topology.devices, strict=True)
-    for probe, share, device in devices:
-        probe.ask("compute", seconds=seconds, threads=threads_of(share, device.threads))
+    for device, probe in enumerate(probes.inside):
+        probe.ask("compute", seconds=seconds, threads=hosts.threads(device))
     return [found["flops"] / found["wall_s"] for found in _answers(probes.inside)]
 
 

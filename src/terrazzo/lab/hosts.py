@@ -29,6 +29,7 @@ from terrazzo.lab.topology import Topology
 from terrazzo.records import document
 
 ENTER = Path(__file__).with_name("enter.py")
+FAST_BITS_PER_S = 10e9
 PORT = 29500
 """Nobody else lives in the first device's namespace: any port is free."""
 
@@ -42,6 +43,8 @@ class LabHosts(RunningLab):
         self.shares: tuple[float, ...] = ()
         """Cores that each device may use; none before the lab was calibrated."""
         self.run_folder = ""
+        self.given_threads = 0
+        """Of each device, where asked for; 0: as many as its share of this machine has cores."""
 
     @classmethod
     @contextmanager
@@ -97,19 +100,49 @@ class LabHosts(RunningLab):
             require_fit(shares, cores=available_cores(), held=held, what=what)
             self.shares = tuple(shares)
             self._tell()
-        for device, share in enumerate(shares):
-            self.group(device).limit_cpu(CpuQuota.of(share))
+        self._limit()
 
     @contextmanager
-    def full_speed(self) -> Iterator[None]:
-        """Lifts the limits on computing for a while: for starting up, not for measuring."""
+    def full_speed(self, *, links: bool = False) -> Iterator[None]:
+        """Lifts the limits on computing for a while: for starting up, not for measuring.
+
+        With ``links`` also those of cables; the air of Wi-Fi stays as slow as it is.
+        """
         for device in range(len(self.names)):
             self.group(device).limit_cpu(None)
+            if links:
+                self.network.slow(device, FAST_BITS_PER_S)
         try:
             yield
         finally:
-            for device, share in enumerate(self.shares):
-                self.group(device).limit_cpu(CpuQuota.of(share))
+            for device, wanted in enumerate(self.topology.devices):
+                if links:
+                    self.network.slow(device, wanted.link.bits_per_s)
+            self._limit()
+
+    @contextmanager
+    def slowed(self, part: float) -> Iterator[None]:
+        """Gives devices only a part of their shares for a while: one of their cores, say."""
+        before, self.shares = self.shares, tuple(share * part for share in self.shares)
+        self._limit()
+        try:
+            yield
+        finally:
+            self.shares = before
+            self._limit()
+
+    def _limit(self) -> None:
+        for device, share in enumerate(self.shares):
+            self.group(device).limit_cpu(CpuQuota.of(share))
+
+    def use_threads(self, count: int) -> None:
+        """That many in each device, on as many cores of this machine; its rate stays the same."""
+        if count > available_cores():
+            raise LabError(
+                f"{count} threads a device need {count} cores to run at once, this machine has "
+                f"{available_cores()}: ask for fewer with --threads"
+            )
+        self.given_threads = count
 
     def slow_storage(self, path: Path) -> str:
         """Limits the disk that holds ``path`` for each device; what came of it, in words."""
@@ -148,6 +181,8 @@ class LabHosts(RunningLab):
     def environment(self, device: int, *, port: int, base: Mapping[str, str]) -> dict[str, str]:
         own = {key: value for key, value in base.items() if not key.startswith(FOREIGN_PREFIXES)}
         own.setdefault("OMP_NUM_THREADS", str(self.threads(device)))
+        if self.given_threads:  # a thread that waits would use up what others compute with
+            own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         own.setdefault("PYTHONUNBUFFERED", "1")
         return own | {
             "GLOO_SOCKET_IFNAME": CABLE,
@@ -160,6 +195,8 @@ class LabHosts(RunningLab):
         }
 
     def threads(self, device: int) -> int:
+        if self.given_threads:
+            return self.given_threads
         share = self.shares[device] if self.shares else 1.0
         return threads_of(share, self.topology.devices[device].threads)
 

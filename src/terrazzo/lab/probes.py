@@ -111,6 +111,7 @@ def _start(
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *worker],
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # waiting threads would use the quota
         pass_fds=numbers,
         start_new_session=True,
     )

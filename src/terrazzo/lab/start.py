@@ -25,12 +25,15 @@ def started(
     check: bool = True,
     tolerance: float = TOLERANCE,
     storage: Path | None = None,
+    threads: int = 0,
 ) -> Iterator[LabHosts]:
     """A lab that computes and sends at its presets' rates, or a refusal that says by how much not.
 
-    ``storage`` is a path on the disk that devices shall find slow.
+    ``storage`` is a path on the disk that devices shall find slow; ``threads`` are those of each
+    device, 0 for as many as its share of this machine has cores.
     """
     with LabHosts.open(topology) as hosts:
+        hosts.use_threads(threads)
         with Probes.start(hosts) as probes:
             found = calibrate(hosts, probes)
             if check:
@@ -84,7 +87,9 @@ def not_emulated(hosts: LabHosts) -> str:
     most = max(device.threads for device in hosts.topology.devices)
     missing = ["memory bandwidth and caches", "the boards' instruction set", "a GPU"]
     used = max(map(hosts.threads, range(len(hosts.names))))
-    if used < most:
+    if hosts.given_threads > 1:
+        missing.insert(1, "the rate of a single core (one thread may use what the others leave)")
+    elif used < most:
         missing.insert(1, f"{most} cores a device ({used} thread{'s' * (used > 1)} here)")
     if not hosts.network.has_netem:
         missing.append("link delay and loss (this kernel has no netem)")

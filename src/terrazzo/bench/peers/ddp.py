@@ -34,7 +34,9 @@ class Ddp:
 
 class DdpTrainer(Trainer):
     choices = BUCKETS_MB
-    choice_word = "MB a bucket"
+
+    def choice_text(self, choice: int) -> str:
+        return f"{choice} MB a bucket"
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -49,7 +51,8 @@ class DdpTrainer(Trainer):
         # Gradients are averaged over devices; with uneven parts images must still count alike.
         self.weight = len(part) * self.work.devices / self.work.case.batch
         self.model = task.model
-        self.net = DistributedDataParallel(task.model, bucket_cap_mb=choice)
+        # All made the same model from one seed: there is nothing to bring into line.
+        self.net = DistributedDataParallel(task.model, bucket_cap_mb=choice, init_sync=False)
         self.optimizer = optimizer_of(task.model.parameters())
 
     def step(self) -> None:

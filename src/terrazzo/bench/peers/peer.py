@@ -35,7 +35,10 @@ class Trainer(ABC):
 
     choices: Sequence[int] = (0,)
     """What the warm-up tries; the fastest is kept. Its meaning is the peer's own."""
-    choice_word = ""
+
+    def choice_text(self, choice: int) -> str:
+        """What a choice is called in the race's table."""
+        return ""
 
     def use(self, choice: int) -> None:  # noqa: B027 - most have nothing to choose
         """From now on with this choice, also if that means to start again."""
