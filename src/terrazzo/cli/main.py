@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import bench, check, completion, demo, lab, plan, report, run
+    from terrazzo.cli import bench, check, cluster, completion, demo, lab, plan, report, run
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_to(commands)
     run.add_to(commands)
     report.add_to(commands)
+    cluster.add_to(commands)
     lab.add_to(commands)
     bench.add_to(commands)
     completion.add_to(commands)

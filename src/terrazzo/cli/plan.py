@@ -70,7 +70,7 @@ def plan(options: argparse.Namespace) -> int:
     wishes = Wishes(options.layout, options.groups, options.passes, options.memory)
     reference = ModelReference.parse(options.model)
     inputs = [TensorSpec.parse(text) for text in options.input]
-    graph = _exported(reference, inputs, training=not options.eval)
+    graph = exported(reference, inputs, training=not options.eval)
     chosen = wishes.plan(graph, devices)
     show(graph, chosen, limit=options.memory or "")
     if options.save:
@@ -79,7 +79,7 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _exported(reference: ModelReference, inputs: list[TensorSpec], *, training: bool) -> Graph:
+def exported(reference: ModelReference, inputs: list[TensorSpec], *, training: bool) -> Graph:
     import torch  # takes a while: not for --help
 
     from terrazzo.graph.export import export

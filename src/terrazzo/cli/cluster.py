@@ -1,0 +1,243 @@
+"""``terrazzo cluster``: what devices and their links can do, measured and kept for planning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from terrazzo.cli.place import Place, add_lab_flags, say
+from terrazzo.cli.verb import add_verb
+from terrazzo.cluster import Hosts, launch
+from terrazzo.cluster.printer import Printer
+from terrazzo.errors import RunError, UsageError
+from terrazzo.lab.hosts import LabHosts, is_root
+from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
+from terrazzo.measure.key import profile_key
+from terrazzo.measure.store import ProfileStore
+from terrazzo.records import Graph, document
+from terrazzo.records.profile import Profile, device_from, network_from
+from terrazzo.records.units import seconds_text
+from terrazzo.report.profileview import show_profile
+from terrazzo.report.screen import Screen
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+BUDGET_S = 25.0
+LEAST_BUDGET_S = 0.5
+
+EXAMPLES = """\
+examples:
+  terrazzo cluster profile net.py:build --input 8x3x224x224
+      this machine alone, as one device
+  terrazzo cluster profile net.py:build --input 1x3x416x416 --on 4
+      four processes here, measured at once, and the links between them
+  sudo terrazzo cluster profile terrazzo.zoo.yolo:yolov2 --input 1x3x416x416 --on 6xpi3
+      six emulated boards
+  terrazzo cluster profile --show profile.json
+      a profile that was kept
+"""
+PROFILE_EXAMPLES = """\
+examples:
+  terrazzo cluster profile net.py:build --input 8x3x224x224 --on 4 --save profile.json
+  terrazzo cluster profile net.py:build --input 1x3x416x416 --on 6xpi3 --again
+  terrazzo cluster profile --show profile.json
+
+Times the operators of a model on boxes of several sizes, all devices at once, then the links
+between devices. What was found is kept for this model, these devices, this version of torch, these
+thread counts and this power state, and used again until one of them changes.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "cluster",
+        help="measure devices and the links between them",
+        description="Measure devices and the links between them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    measured = add_verb(
+        below, "profile", "time a model's operators and the links, and keep it", PROFILE_EXAMPLES
+    )
+    measured.add_argument(
+        "model", metavar="MODEL", nargs="?", help="FILE.py:CALLABLE or MODULE:CALLABLE"
+    )
+    measured.add_argument(
+        "--input", action="append", default=[], metavar="SHAPE[:TYPE]",
+        help="shape of an input, such as 2x3x224x224; again for each further input",
+    )  # fmt: skip
+    measured.add_argument(
+        "--on", default="1", metavar="N",
+        help="devices: 4 processes here, or 6xpi3 emulated (default: %(default)s)",
+    )  # fmt: skip
+    measured.add_argument("--again", action="store_true", help="measure even if nothing changed")
+    measured.add_argument("--save", type=Path, metavar="FILE", help="write it here too")
+    measured.add_argument("--show", type=Path, metavar="FILE", help="only show a kept profile")
+    measured.add_argument(
+        "--seconds", type=float, default=BUDGET_S, metavar="S",
+        help="most that operators may take on each device (default: %(default)g)",
+    )  # fmt: skip
+    add_lab_flags(measured)
+    measured.set_defaults(command=profile)
+
+
+def profile(options: argparse.Namespace) -> int:
+    if options.show is not None:
+        show_profile(Profile.load(options.show), Screen())
+        return 0
+    if options.model is None or not options.input:
+        raise UsageError("name a MODEL and its --input SHAPE, or --show FILE for a kept profile")
+    if not options.seconds >= LEAST_BUDGET_S:
+        raise UsageError(f"--seconds {options.seconds:g}: give at least {LEAST_BUDGET_S:g}")
+    place = Place.read(options)
+    graph = _graph(options)
+    asked = _Asked(graph, place, str(options.on), options.seconds)
+    found = obtain(asked, ProfileStore.usual(os.environ), again=options.again)
+    if options.save is not None:
+        found.save(options.save)
+        say(f"saved as {options.save}")
+    show_profile(found, Screen())
+    return 0
+
+
+def _graph(options: argparse.Namespace) -> Graph:
+    from terrazzo.cli.model import ModelReference
+    from terrazzo.cli.plan import exported
+    from terrazzo.cli.tensor import TensorSpec
+
+    reference = ModelReference.parse(options.model)
+    return exported(reference, [TensorSpec.parse(text) for text in options.input], training=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model, where to measure it, and for how long at most."""
+
+    graph: Graph
+    place: Place
+    on: str
+    budget_s: float
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.place.topology is not None and not self.place.unshaped and is_root()
+
+    @property
+    def key(self) -> Mapping[str, str]:
+        topology, local = self.place.topology, self.place.local
+        if topology is not None and self.is_emulated:
+            threads = [device.threads for device in topology.devices]
+            return profile_key(
+                self.graph, place=self.on, threads=threads, emulated=topology.to_json()
+            )
+        count = self.place.devices
+        environment = (local or _processes(count)).environment(0, port=0, base=os.environ)
+        threads = [int(environment["OMP_NUM_THREADS"])] * count
+        return profile_key(self.graph, place=f"{count} local", threads=threads)
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        topology = self.place.topology
+        if topology is None or not self.is_emulated:
+            return (0,) * self.place.devices
+        return tuple(device.memory_bytes for device in topology.devices)
+
+
+def _processes(count: int) -> Hosts:
+    from terrazzo.cluster import LocalHosts
+
+    return LocalHosts(count)
+
+
+def obtain(asked: _Asked, store: ProfileStore, *, again: bool = False) -> Profile:
+    """A kept profile that still holds, or a new one, which is kept."""
+    key = asked.key
+    if not again:
+        kept = store.find(key)
+        if kept.profile is not None:
+            age_s = max(0.0, time.time() - kept.profile.measured_s)
+            say(f"nothing changed since this was measured {seconds_text(age_s)} ago; --again anew")
+            return kept.profile
+        say(f"measuring: {kept.reason}")
+    began_s = time.monotonic()
+    found = measured(asked, key)
+    path = store.keep(found)
+    say(f"measured in {seconds_text(time.monotonic() - began_s)}, kept as {path}")
+    return found
+
+
+def measured(asked: _Asked, key: Mapping[str, str]) -> Profile:
+    """Starts a process on each device, lets all measure at once, and reads what they found."""
+    with tempfile.TemporaryDirectory(prefix="terrazzo-measure-") as folder:
+        desk = Path(folder)
+        with asked.place.open() as hosts:
+            job = MeasureJob(hosts.names, asked.memory_bytes, asked.budget_s)
+            job.write(desk, asked.graph)
+            _run(desk, hosts)
+        body = json.loads(answer_path(desk).read_text(encoding="utf-8"))
+    with document.reading("answer of devices"):
+        network = body["network"]
+        return Profile(
+            key=key,
+            devices=tuple(device_from(table) for table in body["devices"]),
+            network=None if network is None else network_from(network),
+            measured_s=time.time(),
+        )
+
+
+def _run(desk: Path, hosts: Hosts) -> None:
+    command = [sys.executable, "-m", "terrazzo.measure.worker", str(desk)]
+    console = Console(stderr=True, highlight=False)
+    with ExitStack() as after:
+        status = after.enter_context(console.status("starting the devices ..."))
+        start = _Start(desk, hosts, lambda text: status.update(text))
+        after.callback(start.full_speed.close)
+        result = launch(command, hosts, output=start.line)
+    if result.failure is None:
+        return
+    message = error_path(desk, result.failure.device)
+    if message.exists():
+        raise RunError(message.read_text(encoding="utf-8"))
+    raise RunError(f"measuring did not finish: {result.failure}")
+
+
+@dataclass
+class _Start:
+    """Devices start up at full speed and begin to measure together, at their own."""
+
+    desk: Path
+    hosts: Hosts
+    tell: Callable[[str], None]
+    ready: set[int] = field(default_factory=set)
+    full_speed: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.printer = Printer(self.hosts.names, out=sys.stderr)
+        if isinstance(self.hosts, LabHosts):
+            self.full_speed.enter_context(self.hosts.full_speed())
+
+    def line(self, device: int, text: str) -> None:
+        if not text.startswith(MARK):
+            self.printer.line(device, text)
+            return
+        word = text.removeprefix(MARK)
+        if word != READY:
+            self.tell(f"{self.hosts.names[device]}: {word}")
+            return
+        self.ready.add(device)
+        if len(self.ready) == len(self.hosts.names):
+            self.full_speed.close()
+            go_path(self.desk).touch()

@@ -1,0 +1,1 @@
+"""Measures devices and links, and keeps what was found as a Profile."""

@@ -1,0 +1,60 @@
+"""The key of a profile: everything that makes one worthless when it changes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from terrazzo.records import Graph
+from terrazzo.records.graph import fingerprint
+from terrazzo.records.machine import Machine
+from terrazzo.records.profile import VERSION
+
+FREQUENCIES = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+METHOD = 1
+"""Raised when measuring itself changes, so that older figures are not mixed with newer ones."""
+
+MODEL, PLACE = "model", "devices"
+
+
+def profile_key(
+    graph: Graph, *, place: str, threads: Sequence[int], emulated: str = ""
+) -> Mapping[str, str]:
+    """What a profile of this model on these devices would hold for, if it were made now.
+
+    ``place`` is what ``--on`` says, ``emulated`` the presets behind it as text.
+    """
+    machine = Machine.here()
+    return {
+        MODEL: graph.digest,
+        PLACE: place,
+        "machine": fingerprint(
+            {k: v for k, v in asdict(machine).items() if k not in ("torch", "terrazzo", "python")}
+        ),
+        "python": machine.python,
+        "torch": machine.torch,
+        "threads": ",".join(map(str, threads)),
+        "power state": power_state(),
+        "emulation": fingerprint(emulated) if emulated else "none",
+        "profile version": f"{VERSION}.{METHOD}",
+    }
+
+
+def difference(key: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """The first thing in which a profile is of something else; empty if in nothing."""
+    for name, value in key.items():
+        if other.get(name) != value:
+            return f"{name} was {other.get(name, 'not noted')}, is {value}"
+    return ""
+
+
+def power_state(folder: Path = FREQUENCIES) -> str:
+    """The governor and the highest clock, where the system tells: other settings, other rates."""
+    words = []
+    for name, unit in (("scaling_governor", ""), ("scaling_max_freq", " kHz")):
+        try:
+            words.append((folder / name).read_text(encoding="ascii").strip() + unit)
+        except (OSError, UnicodeDecodeError):
+            continue
+    return ", ".join(words) or "unknown"

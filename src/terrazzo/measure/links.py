@@ -1,0 +1,166 @@
+"""Links: what the ways between devices carry, measured through torch.distributed as training is.
+
+Every measurement is made by all devices at the same moment. Devices sit in a ring: each sends to
+both neighbours and receives from both at once, which is the worst a halo exchange does. One pair
+alone, in one direction, tells whether the others had to share: by cable each has its own way to the
+switch, on the air all wait for each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terrazzo.records.profile import LinkProfile, Network
+from terrazzo.runtime.links import Links
+
+SMALL_BYTES = 64
+FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 1 << 18, 1 << 18, 16 << 20
+LONG_S = 0.6
+"""How long a flow is measured: many turns of a quota, many buckets of a shaper."""
+PINGS, MESSAGES = 15, 60
+SUMMED_BYTES, GATHERED_BYTES = (1 << 12, 1 << 20, 8 << 20), (1 << 10, 1 << 16)
+SHARED_BELOW = 0.65
+"""All at once get less than this part of what pairs alone would: they share something."""
+
+
+def measure_network(links: Links, say: Callable[[str], None]) -> Network:
+    """All devices call it at once; all get the same."""
+    say("links: latency")
+    latency_s = _latency_s(links)
+    message_s = _message_s(links)
+    say("links: one pair alone")
+    alone = _alone(links)
+    say("links: all at once")
+    up, down, cpu_s_per_byte = _together(links, alone)
+    say("links: sums and gathers")
+    sums = tuple((size, _collective_s(links, size, _sum)) for size in SUMMED_BYTES)
+    gathers = tuple((size, _collective_s(links, size, _gather)) for size in GATHERED_BYTES)
+    own = [up, down, latency_s, cpu_s_per_byte, message_s]
+    rows = links.gather(torch.tensor(own, dtype=torch.float64), counted=False).tolist()
+    found = tuple(LinkProfile(*row) for row in rows)
+    together = sum(link.up_bytes_per_s for link in found)
+    return Network(
+        links=found,
+        shared=_is_shared(links.devices, alone, together),
+        alone_bytes_per_s=alone,
+        together_bytes_per_s=together,
+        sums_s=sums,
+        gathers_s=gathers,
+    )
+
+
+def _is_shared(devices: int, alone: float, together: float) -> bool:
+    """Two devices that send at once also show it: a cable carries both directions."""
+    return devices > 1 and together < SHARED_BELOW * alone * devices
+
+
+def _latency_s(links: Links) -> float:
+    """Half a round trip with the next device, one pair after the other, the rest idle."""
+    own: list[float] = []
+    for first in range(links.devices):
+        second = (first + 1) % links.devices
+        _meet(links)
+        if links.device in (first, second):
+            trips = [_ping(links, first, second) for _ in range(PINGS)]
+            if links.device == first:
+                own = trips
+    return statistics.median(own) / 2
+
+
+def _ping(links: Links, first: int, second: int) -> float:
+    out, back = torch.zeros(SMALL_BYTES // 4), torch.zeros(SMALL_BYTES // 4)
+    begin_s = time.perf_counter()
+    if links.device == first:
+        links.exchange([(second, 1, out)], [])
+        links.exchange([], [(second, 2, back)])
+    else:
+        links.exchange([], [(first, 1, back)])
+        links.exchange([(first, 2, out)], [])
+    return time.perf_counter() - begin_s
+
+
+def _message_s(links: Links) -> float:
+    """Processor time of a message however small, sent or received."""
+    after, before = _neighbours(links)
+    _meet(links)
+    begin_s = time.process_time()
+    for _ in range(MESSAGES):
+        links.exchange([(after, 1, torch.zeros(4))], [(before, 1, torch.zeros(4))])
+    return (time.process_time() - begin_s) / (2 * MESSAGES)
+
+
+def _alone(links: Links) -> float:
+    """Bytes a second from the first device to the second; the same number on all."""
+    rate, size = 0.0, FIRST_BYTES
+    for attempt in range(2):
+        _meet(links)
+        buffer = torch.zeros(size // 4)
+        begin_s = time.perf_counter()
+        if links.device == 0:
+            links.exchange([(1, 1, buffer)], [])
+        elif links.device == 1:
+            links.exchange([], [(0, 1, buffer)])
+        elapsed_s = time.perf_counter() - begin_s
+        seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
+        rate = size / float(seen[1, 0])  # when it has arrived
+        size = _enough(rate) if attempt == 0 else size
+    return rate
+
+
+def _together(links: Links, alone: float) -> tuple[float, float, float]:
+    """Up and down rate of this device with all busy both ways, and processor time for a byte."""
+    after, before = _neighbours(links)
+    size = _enough(alone / 2)
+    numbers = size // 4
+    both = [(after, 1), (before, 2)] if links.devices > 2 else [(after, 1)]
+    from_both = [(before, 1), (after, 2)] if links.devices > 2 else [(before, 1)]
+    sends = [(peer, tag, torch.zeros(numbers)) for peer, tag in both]
+    receives = [(peer, tag, torch.zeros(numbers)) for peer, tag in from_both]
+    _meet(links)
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    links.exchange(sends, receives)
+    elapsed_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
+    moved = sum(tensor.numel() * 4 for _, _, tensor in sends)
+    return moved / elapsed_s, moved / elapsed_s, cpu_s / (2 * moved)
+
+
+def _enough(rate: float) -> int:
+    size = int(min(MOST_BYTES, max(LEAST_BYTES, rate * LONG_S)))
+    return size // 4096 * 4096
+
+
+def _collective_s(links: Links, size: int, collective: Callable[[Links, Tensor], Any]) -> float:
+    """Seconds until the last device has it; small ones are repeated."""
+    tensor = torch.zeros(size // 4)
+    repeats = 1 if size > 1 << 18 else 8
+    collective(links, torch.zeros(4))
+    _meet(links)
+    begin_s = time.perf_counter()
+    for _ in range(repeats):
+        collective(links, tensor)
+    elapsed_s = (time.perf_counter() - begin_s) / repeats
+    seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
+    return float(seen.max())
+
+
+def _sum(links: Links, tensor: Tensor) -> Any:
+    return links.sum_later(tensor).wait()
+
+
+def _gather(links: Links, tensor: Tensor) -> Any:
+    return links.gather(tensor)
+
+
+def _neighbours(links: Links) -> tuple[int, int]:
+    return (links.device + 1) % links.devices, (links.device - 1) % links.devices
+
+
+def _meet(links: Links) -> None:
+    """All devices leave it at nearly the same moment."""
+    links.gather(torch.zeros(1), counted=False)

@@ -1,0 +1,57 @@
+"""What each device runs while a cluster is measured; device 0 writes down what all found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from terrazzo.errors import TerrazzoError
+from terrazzo.measure.device import Terms, measure_device
+from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
+from terrazzo.measure.links import measure_network
+from terrazzo.records import document
+from terrazzo.runtime.links import connect
+from terrazzo.runtime.start import join
+
+TIMEOUT_S, POLL_S = 120.0, 0.05
+
+
+def main() -> int:
+    folder, device = Path(sys.argv[1]), int(os.environ["RANK"])
+    try:
+        _measure(folder)
+    except TerrazzoError as error:
+        document.write(error_path(folder, device), str(error))
+        return 2
+    return 0
+
+
+def _measure(folder: Path) -> None:
+    job, graph = MeasureJob.read(folder)
+    join(os.environ, timeout_s=TIMEOUT_S)
+    links = connect()
+    say(READY)
+    while not go_path(folder).exists():
+        time.sleep(POLL_S)
+    terms = Terms(job.names[links.device], job.memory_bytes[links.device], job.budget_s)
+    own = measure_device(graph, terms, say)
+    network = measure_network(links, say) if links.devices > 1 else None
+    found = links.gather_text(json.dumps(asdict(own)))
+    if links.device == 0:
+        body = {
+            "devices": [json.loads(text) for text in found],
+            "network": None if network is None else asdict(network),
+        }
+        document.write(answer_path(folder), json.dumps(body))
+
+
+def say(text: str) -> None:
+    print(MARK + text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""A profile: what devices and their links were measured to do, for planning without running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from terrazzo.errors import UsageError
+from terrazzo.records import document
+from terrazzo.records.graph import fingerprint
+from terrazzo.records.machine import Machine
+
+KIND, VERSION = "profile", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One operator on one box, as the sizes that its time depends on.
+
+    A product (convolution, linear, attention) multiplies a matrix of ``rows`` by ``inner`` with
+    one of ``inner`` by ``outer``: positions of all samples, weights per output channel, output
+    channels. Anything else has an ``inner`` of 0; its ``rows`` are positions, ``outer`` channels.
+    ``reads`` and ``writes`` are elements of maps, weights not among them; ``window`` is how many
+    positions a convolution's kernel has.
+    """
+
+    family: str
+    rows: int
+    inner: int
+    outer: int
+    reads: int
+    writes: int
+    window: int = 1
+
+    @property
+    def is_product(self) -> bool:
+        return self.inner > 0
+
+    @property
+    def weights(self) -> int:
+        return self.inner * self.outer
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass; each of the two gradients takes as many."""
+        return 2 * self.rows * self.inner * self.outer
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One load as measured; what it has no gradient of is None.
+
+    ``backward_input_s`` is the gradient of what it reads, ``backward_weight_s`` that of a
+    product's weights. A norm's gradients come out together, as the first.
+    """
+
+    load: Load
+    forward_s: float
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What one device does by itself, measured while the others did the same.
+
+    ``calls_s`` is what an operator costs however small it is, forward and backward.
+    ``update_s_per_element`` is an optimiser's step by its name: sgd, momentum, adam.
+    ``fresh_s_per_byte`` is what memory costs that was never touched before, on top of writing.
+    ``seconds_per_cpu_s`` is how long the device takes for a second of one core's time: 1 for a
+    core of its own, more under a quota or beside others.
+    """
+
+    name: str
+    machine: Machine
+    power: str
+    threads: int
+    memory_bytes: int
+    seconds_per_cpu_s: float
+    calls_s: tuple[float, float]
+    copy_bytes_per_s: float
+    fresh_s_per_byte: float
+    update_s_per_element: Mapping[str, float]
+    timings: tuple[Timing, ...]
+    took_s: float = 0.0
+    left_out: int = 0
+    """Boxes that were not measured because time was up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """A device's way to the others, measured while all were sending and receiving.
+
+    ``latency_s`` is half the round trip of a small message between idle devices.
+    ``cpu_s_per_byte`` is processor time for a byte sent and a byte received, halved;
+    ``message_s`` the same for a message however small.
+    """
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    latency_s: float
+    cpu_s_per_byte: float
+    message_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The links together.
+
+    ``alone_bytes_per_s`` is what one pair gets in one direction while the others are silent,
+    ``together_bytes_per_s`` what all devices get at once, added up; ``shared`` says that all use
+    one medium. ``sums_s`` and ``gathers_s`` are collectives by payload bytes of one device.
+    """
+
+    links: tuple[LinkProfile, ...]
+    shared: bool
+    alone_bytes_per_s: float
+    together_bytes_per_s: float
+    sums_s: tuple[tuple[int, float], ...]
+    gathers_s: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Devices, their links (none for a device alone), and what this holds for.
+
+    ``key`` names all that a profile depends on: another value of any of them is another profile.
+    """
+
+    key: Mapping[str, str]
+    devices: tuple[DeviceProfile, ...]
+    network: Network | None
+    measured_s: float
+    """When, in seconds since the epoch."""
+
+    @property
+    def digest(self) -> str:
+        return fingerprint(sorted(self.key.items()))
+
+    def to_json(self) -> str:
+        return document.dump(KIND, VERSION, asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        body = document.parse(text, KIND, VERSION)
+        with document.reading(KIND):
+            network = body["network"]
+            return cls(
+                key={str(name): str(value) for name, value in body["key"].items()},
+                devices=tuple(device_from(table) for table in body["devices"]),
+                network=None if network is None else network_from(network),
+                measured_s=float(body["measured_s"]),
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"profile {path} cannot be read: {error}") from error
+        try:
+            return cls.from_json(text)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+
+    def save(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            document.write(path, self.to_json() + "\n")
+        except OSError as error:
+            raise UsageError(f"profile {path} cannot be written: {error}") from error
+
+
+def device_from(table: Mapping[str, Any]) -> DeviceProfile:
+    """The inverse of ``asdict``, from what JSON makes of it."""
+    forward_s, backward_s = map(float, table["calls_s"])
+    timings = tuple(
+        Timing(
+            load=Load(**row["load"]),
+            forward_s=row["forward_s"],
+            backward_input_s=row["backward_input_s"],
+            backward_weight_s=row["backward_weight_s"],
+        )
+        for row in table["timings"]
+    )
+    rest = {key: value for key, value in table.items() if key not in ("timings", "calls_s")}
+    rest["machine"] = Machine(**table["machine"])
+    return DeviceProfile(**rest, calls_s=(forward_s, backward_s), timings=timings)
+
+
+def network_from(table: Mapping[str, Any]) -> Network:
+    return Network(
+        links=tuple(LinkProfile(**row) for row in table["links"]),
+        shared=bool(table["shared"]),
+        alone_bytes_per_s=table["alone_bytes_per_s"],
+        together_bytes_per_s=table["together_bytes_per_s"],
+        sums_s=_pairs(table["sums_s"]),
+        gathers_s=_pairs(table["gathers_s"]),
+    )
+
+
+def _pairs(rows: Any) -> tuple[tuple[int, float], ...]:
+    return tuple((int(size), float(seconds)) for size, seconds in rows)
