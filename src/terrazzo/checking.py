@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from terrazzo.records import CheckReport, CheckRow
+from terrazzo.runtime.cut import plain
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.reference import KeyedRandom
 from terrazzo.schedule import split_shares
@@ -45,7 +46,7 @@ def one_step(model: nn.Module, inputs: Sequence[Any]) -> tuple[Named, Named, Nam
         for index, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and leaf.grad is not None
     }
-    parameters = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    parameters = {n: plain(p.grad) for n, p in model.named_parameters() if p.grad is not None}
     buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
     return {n: t.detach() for n, t in outputs.items()}, gradients, parameters, buffers
 
@@ -91,6 +92,9 @@ def compare_with_plain(
         expected = one_step(plain, inputs)
     found = one_step(net, inputs)
     families = ("outputs", "input gradients", "parameter gradients", "buffers")
+    for name, home in net.homes.items():
+        if name in expected[2]:
+            expected[2][name] = home.part(expected[2][name])
     rows = [
         row(what, one, other, tolerance)
         for what, one, other in zip(families, expected, found, strict=True)

@@ -47,7 +47,7 @@ def program(values: Mapping[str, Shape], arrays: Sequence[Array], *nodes: Node) 
     )
     devices = connect().devices
     plan = Plan("", devices, (Group("", Layout()),))
-    return Program(graph, plan, {array.name: array for array in arrays}, (), {}, {})
+    return Program(graph, plan, {array.name: array for array in arrays}, (), {}, {}, {})
 
 
 def call(made: Program, given: Mapping[str, Given] | None = None) -> Run:
@@ -137,6 +137,29 @@ def exchange(seed: int) -> str:
     back = sum((x[name] * run.grads[name]).sum() for name in x)
     one, other = total(links, torch.as_tensor(here)), total(links, torch.as_tensor(back))
     return "" if equal(one, other) else f"seed {seed}: {one} against {other}"
+
+
+def addends(seed: int) -> str:
+    """Parts of a sum on several devices, added up where they are needed."""
+    draw, links = random.Random(seed), connect()
+    shape = random_shape(draw)
+    parts, needed = (tuple(random_box(draw, shape) for _ in range(links.devices)) for _ in "ab")
+    made = program({"v": shape}, [Array("v+", "v", parts), Array("v", "v", needed)])
+    step = ExchangeStep(Exchange((Move("v+", "v", transfers(parts, needed), adds=True),), 0))
+    run, y = call(made), own_tensor(draw, needed[links.device].shape, links.device)
+    pieces = [own_tensor(draw, box.shape, device) for device, box in enumerate(parts)]
+    run.held["v+"] = pieces[links.device].clone()
+    step.forward(run)
+    whole = torch.zeros(shape, dtype=torch.float64)
+    for box, piece in zip(parts, pieces, strict=True):
+        whole[box.slices()] += piece
+    if not torch.allclose(run.held["v"], whole[run.box("v").slices()], rtol=1e-12):
+        return f"seed {seed}: wrong sum"
+    run.grads["v"] = y.clone()
+    step.backward(run)
+    here = total(links, (run.held["v"] * y).sum())
+    back = total(links, (pieces[links.device] * run.grads["v+"]).sum())
+    return "" if equal(here, back) else f"seed {seed}: wrong adjoint"
 
 
 def gather(seed: int) -> str:
@@ -263,7 +286,10 @@ def plain(node: Node, x: Tensor) -> Tensor:
     return result
 
 
-STEPS = {"exchange": exchange, "gather": gather, "spread": spread, "take": take, "combine": combine}
+STEPS = {
+    "exchange": exchange, "addends": addends, "gather": gather, "spread": spread, "take": take,
+    "combine": combine,
+}  # fmt: skip
 
 
 def steps(name: str, seeds: int) -> list[str]:
@@ -317,7 +343,7 @@ def counted(layout: str, groups: str, double: bool, frozen: bool) -> tuple[tuple
     foretold = traffic(net.program, carriers)
     return (
         (after[0] - before[0], after[1] - before[1]),
-        (foretold.sent_bytes[net.links.device], foretold.summed_bytes),
+        (foretold.sent_bytes[net.links.device], foretold.summed_bytes[net.links.device]),
     )
 
 

@@ -209,7 +209,7 @@ def test_layouts_that_make_no_sense(text: str) -> None:
 
 @pytest.mark.parametrize(
     "cuts",
-    [(("c", (1, 1)),), (("h", ()),), (("h", (0, 0)),), (("w", (1, -1)),), (("h", (0.5, 1)),),
+    [(("d", (1, 1)),), (("h", ()),), (("h", (0, 0)),), (("w", (1, -1)),), (("h", (0.5, 1)),),
      (("h", (1,)), ("h", (1,)))],
 )  # fmt: skip
 def test_cuts_that_make_no_sense(cuts: tuple[tuple[str, tuple[int, ...]], ...]) -> None:

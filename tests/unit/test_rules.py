@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 import terrazzo as tz
-from terrazzo.geometry import Box, Span
+from terrazzo.geometry import Box, Span, cut
 from terrazzo.graph.export import export
-from terrazzo.graph.rules import LOCAL, REDUCE, WHOLE, Axes, Local, place, rule_for
+from terrazzo.graph.rules import LOCAL, REDUCE, WHOLE, Letters, Local, place, rule_for
 from terrazzo.graph.rules.rule import is_cut
+from terrazzo.graph.rules.windows import sums_channels
 from terrazzo.records import Graph, Layout, Node
 from terrazzo.runtime.kernels import Site, kernel
 from terrazzo.runtime.operators import local_operator, whole_operator
@@ -37,7 +38,7 @@ Values = dict[str, Tensor]
 class Table:
     """One table of cases as a graph, with the letters and the contents of every value."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, mask: str) -> None:
         self.cases: dict[str, Case] = {label(n): case for n, case in TABLES[title].items()}
         model, inputs = bundle(TABLES[title])
         exported = export(model, inputs)
@@ -51,9 +52,10 @@ class Table:
             if value.target:
                 self.values[value.name] = state[value.target]
         self.roles: list[str] = []
-        self.axes: dict[str, Axes] = {n: "." * len(v.shape) for n, v in self.graph.values.items()}
+        self.axes = Letters(mask, {n: "." * len(v.shape) for n, v in self.graph.values.items()})
+        letters = "".join(axis if axis in mask else "." for axis in "nchw")
         for name in self.graph.inputs:
-            self.axes[name] = "..hw" if len(self.graph.shape(name)) == 4 else self.axes[name]
+            self.axes[name] = letters if len(self.graph.shape(name)) == 4 else self.axes[name]
         for node in self.graph.nodes:
             self._run(node)
 
@@ -85,19 +87,27 @@ def _one_thread() -> Iterator[None]:
 
 
 @cache
-def table(title: str) -> Table:
-    return Table(title)
+def table(title: str, mask: str = "hw") -> Table:
+    return Table(title, mask)
 
 
 def site(shape: tuple[int, ...], box: Box) -> Site:
     return Site(shape, box, 7, 1, torch.device("cpu"))
 
 
-def layouts(draw: random.Random) -> list[Layout]:
+def layouts(draw: random.Random, mask: str = "hw") -> list[Layout]:
     """Uneven grids, with devices that own nothing; and many thin tiles."""
+    if mask != "hw":
+        shares = (tuple(draw.choice((0, 1, 1, 2)) for _ in range(3)) for _ in mask)
+        cuts = zip(mask, (s if any(s) else (1, 2, 0) for s in shares), strict=True)
+        return [Layout(tuple(cuts)), Layout(tuple((axis, (1, 1)) for axis in mask))]
     shares = [tuple(draw.choice((0, 1, 1, 2, 5)) for _ in range(3)) for _ in range(2)]
     rows, cols = (s if any(s) else (1, 2, 0) for s in shares)
     return [Layout.tiles(rows, cols), Layout.tiles((3, 1, 2), 1), Layout.tiles(1, 11)]
+
+
+MASKS = ("hw", "n", "c", "nch")
+"""Tiles, samples, channels, and a grid of several."""
 
 
 def leaves(node: Node, values: Values) -> list[Tensor]:
@@ -169,11 +179,12 @@ def placed(whole: Tensor, part: Tensor, box: Box) -> Tensor:
     return whole
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("title", TABLES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_boxes_of_local_operators(title: str) -> None:
+def test_boxes_of_local_operators(title: str, mask: str) -> None:
     """Forward, and the sum of all devices' input gradients."""
-    draw, here = random.Random(title), table(title)
+    draw, here = random.Random(title), table(title, mask)
     for node in here.nodes(LOCAL):
         if node.op == "aten.empty_like.default":
             continue  # holds no numbers
@@ -182,7 +193,7 @@ def test_boxes_of_local_operators(title: str) -> None:
         whole = whole if isinstance(whole, Tensor) else whole[0]
         seed = torch.randn(whole.shape, dtype=torch.float64) if whole.is_floating_point() else whole
         expected = gradients(whole, tensors, seed)
-        for layout in layouts(draw):
+        for layout in layouts(draw, mask):
             boxes = owned(here.graph.shape(node.output), here.axes[node.output], layout)
             made = assemble(node, here.graph, tensors, boxes, draw)
             what = f"{node.title} in {layout}"
@@ -207,11 +218,12 @@ def some(draw: random.Random) -> Callable[[int], Span]:
     return pick
 
 
+@pytest.mark.parametrize("mask", ["hw", "nchw"])
 @pytest.mark.parametrize("title", TABLES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_any_box_of_local_operators(title: str) -> None:
+def test_any_box_of_local_operators(title: str, mask: str) -> None:
     """A fused group asks for boxes that are no tiles: any box, also of channels and samples."""
-    draw, here = random.Random(title), table(title)
+    draw, here = random.Random(title), table(title, mask)
     for node in here.nodes(LOCAL):
         if node.op == "aten.empty_like.default":
             continue
@@ -227,6 +239,33 @@ def test_any_box_of_local_operators(title: str) -> None:
             assert rule is not None and rule.local is not None
             made = compute(rule.local(node, here.graph, box), tensors, box, shape=shape, draw=draw)
             compare(made, here.values[node.output][box.slices()], f"{node.title} of {box}")
+
+
+@pytest.mark.parametrize("title", TABLES)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_addends_of_products(title: str) -> None:
+    """Over parts of the channels that it reads, the parts of a product add up to it."""
+    draw, here = random.Random(title), table(title, "c")
+    for node in here.nodes(LOCAL):
+        rule = rule_for(node.op)
+        if rule is None or rule.sums is None or ("conv" in node.op and not sums_channels(node)):
+            continue
+        shape, source = here.graph.shape(node.output), here.graph.shape(node.refs[0])
+        channels = source[-1] if "linear" in node.op else source[len(source) - 3]
+        box = Box(tuple(some(draw)(extent) for extent in shape))
+        tensors = leaves(node, here.values)
+        whole = whole_operator(node.op, node.args, shape)(tensors, site)[box.slices()]
+        parts = [
+            compute(rule.sums(node, here.graph, box, span), tensors, box, shape=shape, draw=draw)
+            for span in cut(channels, (1, 2, 0, 1))
+            if span[0] < span[1]
+        ]
+        made = torch.stack(parts).sum(0)
+        compare(made, whole, f"{node.title} of {box} from {len(parts)} parts")
+        seed = torch.randn(whole.shape, dtype=torch.float64)
+        pairs = zip(gradients(made, tensors, seed), gradients(whole, tensors, seed), strict=True)
+        for one, other in pairs:
+            compare(one, other, f"gradient of {node.title}")
 
 
 def combined(parts: Sequence[Tensor], how: str) -> Tensor:
@@ -262,12 +301,13 @@ def reduced(
     return total
 
 
+@pytest.mark.parametrize("mask", ["hw", "n", "nch"])
 @pytest.mark.parametrize("title", ["pools", "reductions", "blocks", "losses"])
-def test_reductions(title: str) -> None:
+def test_reductions(title: str, mask: str) -> None:
     """Parts of owned boxes give the whole result; sums give its gradient too."""
-    draw, here = random.Random(title), table(title)
+    draw, here = random.Random(title), table(title, mask)
     nodes = list(here.nodes(REDUCE))
-    assert nodes
+    assert nodes or (title, mask) == ("pools", "n")
     for node in nodes:
         tensors = leaves(node, here.values)
         whole = whole_operator(node.op, node.args, here.graph.shape(node.output))(tensors, site)
@@ -276,7 +316,7 @@ def test_reductions(title: str) -> None:
         sums = rule.reduce(node, here.graph).combine == "sum"
         seed = torch.randn(whole.shape, dtype=torch.float64)
         expected = gradients(whole, tensors, seed) if sums else []
-        for layout in layouts(draw):
+        for layout in layouts(draw, mask):
             made = reduced(node, here, tensors, layout, draw)
             compare(made, whole.double(), f"{node.title} in {layout}")
             found = gradients(made, tensors, seed) if sums else []

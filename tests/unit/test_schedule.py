@@ -253,12 +253,12 @@ def test_traffic_of_two_convolutions_by_hand() -> None:
     seen = traffic(each, differentiable(each, weights))
     # one row forwards and its gradient back, then the result to everybody; both weights summed
     assert seen.sent_bytes == (2 * row + whole // 2,) * 2
-    assert seen.summed_bytes == 2 * weight
+    assert seen.summed_bytes == (2 * weight,) * 2
     one = lower(graph, plan_graph(graph, 2, layout="tiles:3,1x1", groups="one"))
     seen = traffic(one, differentiable(one, weights))
     assert seen.sent_bytes == (whole * 6 // 8, whole * 2 // 8)  # recomputed, nothing exchanged
     frozen = traffic(each, differentiable(each, set()))
-    assert frozen.sent_bytes == (row + whole // 2,) * 2 and frozen.summed_bytes == 0
+    assert frozen.sent_bytes == (row + whole // 2,) * 2 and frozen.summed_bytes == (0, 0)
 
 
 def test_shares_tell_split_from_whole() -> None:

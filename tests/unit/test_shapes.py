@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from terrazzo.geometry import Box
-from terrazzo.graph.rules import LOCAL, place, rule_for
+from terrazzo.graph.rules import LOCAL, Letters, place, rule_for
 from terrazzo.graph.rules.shapes import factors
 from terrazzo.records import Graph, Layout, Node, Ref, Value
 from terrazzo.runtime.operators import local_operator, whole_operator
@@ -34,7 +34,7 @@ def check(op: str, shape: tuple[int, ...], axes: str, args: tuple[Any, ...], how
     values = {"x": Value("x", "node", shape, "int64")}
     values["y"] = Value("y", "node", tuple(whole.shape), "int64")
     graph = Graph(values, (node,), (), (), {})
-    placement = place(node, graph, {"x": axes, "y": ""})
+    placement = place(node, graph, Letters("hw", {"x": axes, "y": ""}))
     if placement.role != LOCAL:
         return False
     rule = rule_for(op)

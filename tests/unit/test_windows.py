@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from terrazzo.geometry import Box, cut
-from terrazzo.graph.rules import LOCAL, place, rule_for
+from terrazzo.graph.rules import LOCAL, Letters, place, rule_for
 from terrazzo.records import Graph, Node, Ref, Value
 from terrazzo.runtime.operators import local_operator, whole_operator
 
@@ -89,7 +89,7 @@ class Operator:
 
     def check(self, data: st.DataObject) -> None:
         """A grid of boxes gives the whole result and its gradient; so does any single box."""
-        axes = {"x": "." * (self.tensors[0].dim() - 2) + "hw", "w": "....", "y": ""}
+        axes = Letters("hw", {"x": "." * (self.tensors[0].dim() - 2) + "hw", "w": "....", "y": ""})
         assume(place(self.node, self.graph, axes).role == LOCAL)
         shares = st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any)
         rows, cols = (cut(n, data.draw(shares)) for n in self.whole.shape[-2:])

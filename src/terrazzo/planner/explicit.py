@@ -36,6 +36,8 @@ def plan_graph(
 
 
 def _layout(graph: Graph, devices: int, layout: str | Layout) -> Layout:
+    if layout in ("samples", "channels"):
+        layout = f"{layout}:{devices}"
     if isinstance(layout, str):
         layout = best_grid(graph, devices) if layout == "auto" else Layout.parse(layout)
     if not layout.is_whole and layout.devices != devices:

@@ -8,6 +8,14 @@ from math import prod
 
 from terrazzo.errors import UsageError
 
+AXES = {"n": "samples", "c": "channels", "h": "rows", "w": "columns"}
+"""What can be cut: images of the batch, channels (with the weights that make them), positions."""
+
+FORMS = (
+    "whole, tiles:ROWSxCOLS such as tiles:2x3, samples:3, channels:4, uneven shares such as "
+    "tiles:3,2,1x1, or several joined by + such as samples:2+tiles:3x1"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -21,8 +29,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for axis, shares in self.cuts:
-            if axis not in ("h", "w"):
-                raise UsageError(f"layout cuts axis {axis!r}; this version cuts 'h' and 'w'")
+            if axis not in AXES:
+                raise UsageError(f"layout cuts axis {axis!r}; there are {', '.join(AXES)}")
             whole_numbers = all(isinstance(share, int) for share in shares)
             if not shares or not whole_numbers or min(shares) < 0 or sum(shares) == 0:
                 raise UsageError(
@@ -36,22 +44,31 @@ class Layout:
     @classmethod
     def tiles(cls, rows: int | tuple[int, ...], cols: int | tuple[int, ...] = 1) -> Layout:
         """Tiles by count (equal shares) or by shares: ``Layout.tiles((3, 2, 1), 2)``."""
-        shares = [(1,) * part if isinstance(part, int) else tuple(part) for part in (rows, cols)]
-        return cls((("h", shares[0]), ("w", shares[1])))
+        return cls((("h", _counted(rows)), ("w", _counted(cols))))
+
+    @classmethod
+    def samples(cls, parts: int | tuple[int, ...]) -> Layout:
+        """Whole images to each device: ``Layout.samples(3)``, or by shares."""
+        return cls((("n", _counted(parts)),))
+
+    @classmethod
+    def channels(cls, parts: int | tuple[int, ...]) -> Layout:
+        """All positions, some channels, and only the weights that make them."""
+        return cls((("c", _counted(parts)),))
+
+    def __add__(self, other: Layout) -> Layout:
+        """Both cuts: ``Layout.samples(2) + Layout.tiles(3)`` is a grid of six."""
+        return Layout(self.cuts + other.cuts)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads ``whole``, ``tiles:2x3`` or uneven ``tiles:3,2,1x2,1``."""
+        """Reads ``whole``, ``tiles:2x3``, ``samples:3``, ``channels:2,1``, or some joined by +."""
         if text == "whole":
             return cls()
-        match = re.fullmatch(r"tiles:([\d,]+)x([\d,]+)", text)
-        if not match:
-            raise UsageError(
-                f"layout {text!r} is not understood; write whole, tiles:ROWSxCOLS such as "
-                "tiles:2x3, or uneven shares such as tiles:3,2,1x1"
-            )
-        rows, cols = (_shares(part, text) for part in match.groups())
-        return cls.tiles(rows, cols)
+        found = cls()
+        for part in text.split("+"):
+            found += _parsed(part, text)
+        return found
 
     @property
     def devices(self) -> int:
@@ -62,16 +79,40 @@ class Layout:
     def is_whole(self) -> bool:
         return not self.cuts
 
+    @property
+    def letters(self) -> str:
+        """The axes that are cut."""
+        return "".join(axis for axis, _ in self.cuts)
+
     def __str__(self) -> str:
         if self.is_whole:
             return "whole"
-        parts = dict(self.cuts)
-        texts = []
-        for axis in ("h", "w"):
-            shares = parts.get(axis, (1,))
-            even = len(set(shares)) == 1
-            texts.append(str(len(shares)) if even else ",".join(map(str, shares)))
-        return "tiles:" + "x".join(texts)
+        texts: list[str] = []
+        for axis, shares in self.cuts:
+            even = len(set(shares)) == 1 or len(shares) == 1
+            count = str(len(shares)) if even else ",".join(map(str, shares))
+            if axis == "w" and texts and texts[-1].startswith("tiles:"):
+                texts[-1] = texts[-1].removesuffix("x1") + f"x{count}"
+            elif axis in "hw":
+                texts.append(f"tiles:{count}x1" if axis == "h" else f"tiles:1x{count}")
+            else:
+                texts.append(f"{AXES[axis]}:{count}")
+        return "+".join(texts)
+
+
+def _counted(parts: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (1,) * parts if isinstance(parts, int) else tuple(parts)
+
+
+def _parsed(part: str, text: str) -> Layout:
+    match = re.fullmatch(r"tiles:([\d,]+)x([\d,]+)|(samples|channels):([\d,]+)", part)
+    if not match:
+        raise UsageError(f"layout {text!r} is not understood; write {FORMS}")
+    rows, cols, kind, shares = match.groups()
+    if kind is None:
+        return Layout.tiles(_shares(rows, text), _shares(cols, text))
+    make = Layout.samples if kind == "samples" else Layout.channels
+    return make(_shares(shares, text))
 
 
 def _shares(text: str, whole_text: str) -> int | tuple[int, ...]:
@@ -81,6 +122,6 @@ def _shares(text: str, whole_text: str) -> int | tuple[int, ...]:
         raise UsageError(f"layout {whole_text!r}: {text!r} is no list of numbers") from error
     if len(numbers) == 1:
         if numbers[0] < 1:
-            raise UsageError(f"layout {whole_text!r} has {numbers[0]} tiles; it needs at least 1")
+            raise UsageError(f"layout {whole_text!r} has {numbers[0]} parts; it needs at least 1")
         return numbers[0]
     return numbers

@@ -24,7 +24,7 @@ from torch import Tensor
 from terrazzo.errors import Disagreement
 from terrazzo.runtime.links import Links
 
-FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT = map(float, range(1, 9))
 NAMES = {
     FORWARD: "a forward call",
     BACKWARD: "a backward pass",
@@ -32,6 +32,8 @@ NAMES = {
     FEED: "reading the next batch",
     ALIGN: "comparing weights",
     AGREE: "tz.agree",
+    STATE: "net.state_dict()",
+    WEIGHT: "a sum or norm of a cut weight",
 }
 SUMS = 8
 NOTE = 4 + SUMS + 1

@@ -6,12 +6,17 @@ differently; a difference that small is taken from device 0, a larger one is an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from terrazzo.errors import Disagreement
 from terrazzo.runtime.agreement import ALIGN, NOTHING, Note, compare
+from terrazzo.runtime.cut import plain
 from terrazzo.runtime.links import Links
+from terrazzo.schedule.homes import sharers
+from terrazzo.schedule.tiling import Boxes
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 """How far apart, relative to their norm, weights may drift and still count as rounding."""
@@ -19,7 +24,7 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach() for name, tensor in named.items()}
+    return {name: plain(tensor) for name, tensor in named.items()}
 
 
 def _bits(tensor: Tensor) -> int:
@@ -39,8 +44,8 @@ def _bits(tensor: Tensor) -> int:
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def align_weights(model: nn.Module, links: Links) -> int:
-    """Gives the number of tensors that differed and were taken from device 0."""
+def align_weights(model: nn.Module, links: Links, homes: Mapping[str, Boxes]) -> int:
+    """Gives the number of tensors that differed and were taken from the first who holds them."""
     if links.devices == 1:
         return 0
     links.where = "comparing weights"
@@ -50,26 +55,34 @@ def align_weights(model: nn.Module, links: Links) -> int:
         torch.tensor([_bits(tensor) for tensor in state.values()], dtype=torch.int64),
         counted=False,
     )
-    differs = (digests != digests[0]).any(0).tolist()
     changed = 0
-    for (name, tensor), different in zip(state.items(), differs, strict=True):
-        if different:
-            _take_first(name, tensor, links)
-            changed += 1
+    for (name, tensor), column in zip(state.items(), digests.T.tolist(), strict=True):
+        circles = sharers(homes[name]) if name in homes else (tuple(range(links.devices)),)
+        for circle in dict.fromkeys(circles):  # those who hold the same numbers, or should
+            if len({column[device] for device in circle}) > 1:
+                box = homes[name][circle[0]].shape if name in homes else tensor.shape
+                _take_first(name, tensor, links, circle=circle, shape=box)
+                changed += 1
     return changed
 
 
-def _take_first(name: str, tensor: Tensor, links: Links) -> None:
-    first = links.broadcast(tensor.clone().contiguous())
+def _take_first(
+    name: str, tensor: Tensor, links: Links, *, circle: tuple[int, ...], shape: Sequence[int]
+) -> None:
+    mine = links.device in circle
+    first = tensor if mine else torch.zeros(shape, dtype=tensor.dtype)
+    first = links.broadcast(first.clone().contiguous(), circle[0])
     limit = ROUNDING.get(tensor.dtype, 5e-2) if tensor.is_floating_point() else 0.0
     scale = float(first.double().norm()) or 1.0
-    gap = float((tensor.double() - first.double()).norm()) / scale
+    gap = float((tensor.double() - first.double()).norm()) / scale if mine else 0.0
     gaps = links.gather(torch.tensor([gap], dtype=torch.float64), counted=False).flatten()
     if not bool((gaps <= limit).all()):
         worst = int(gaps.nan_to_num(nan=float("inf")).argmax())
         raise Disagreement(
-            f"{name} on device {worst} differs from device 0 by {float(gaps[worst]):.1e} of its "
-            f"norm, more than rounding explains ({limit:.0e}): did the devices step with other "
+            f"{name} on device {worst} differs from device {circle[0]} by "
+            f"{float(gaps[worst]):.1e} of its norm, more than rounding explains "
+            f"({limit:.0e}): did the devices step with other "
             "learning rates, or load other weights? Load the same checkpoint on all."
         )
-    tensor.copy_(first)
+    if mine:
+        tensor.copy_(first)

@@ -17,6 +17,7 @@ from terrazzo.graph.export import Export
 from terrazzo.records import Graph, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
+from terrazzo.runtime.cut import plain
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
@@ -88,7 +89,7 @@ class Call:
         )
 
     def _held(self) -> dict[str, Tensor]:
-        held = {name: tensor.detach() for name, tensor in self.state.items()}
+        held = {name: plain(tensor) for name, tensor in self.state.items()}
         for name, given in self.given.items():
             held[name] = given.tensor.detach()
         return held

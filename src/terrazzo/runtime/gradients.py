@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,39 +11,58 @@ from terrazzo.runtime.links import Links, Pending
 
 BUCKET_BYTES = 1 << 20
 
+Circle = tuple[int, ...] | None
+"""The devices whose parts add up; None: all of them."""
+
+
+@dataclass
+class _Bucket:
+    """Parts of one dtype on their way to one circle."""
+
+    parts: list[tuple[str, Tensor]] = field(default_factory=list)
+    size: int = 0
+
+    def take(self, name: str, part: Tensor) -> None:
+        self.parts.append((name, part))
+        self.size += part.numel() * part.element_size()
+
 
 class Buckets:
-    """Collects parts as the backward pass makes them; a full bucket starts its sum at once."""
+    """Collects parts as the backward pass makes them; a full bucket starts its sum at once.
+
+    Every circle has its own, so that what fills one depends only on what its members share.
+    """
 
     def __init__(self, links: Links, *, limit_bytes: int = BUCKET_BYTES) -> None:
         self.links, self.limit_bytes = links, limit_bytes
-        self._open: list[tuple[str, Tensor]] = []
-        self._open_bytes = 0
+        self._open: dict[Circle, _Bucket] = {}
         self._done: dict[str, Tensor] = {}
         self._flying: list[tuple[list[tuple[str, torch.Size]], Pending]] = []
 
-    def add(self, name: str, part: Tensor) -> None:
-        if self.links.devices == 1:
+    def add(self, name: str, part: Tensor, circle: Circle = None) -> None:
+        alone = self.links.devices == 1 if circle is None else len(circle) < 2
+        if alone:
             before = self._done.get(name)
             self._done[name] = part if before is None else before + part
             return
-        if self._open and self._open[0][1].dtype != part.dtype:
-            self._close()
-        self._open.append((name, part))
-        self._open_bytes += part.numel() * part.element_size()
-        if self._open_bytes >= self.limit_bytes:
-            self._close()
+        bucket = self._open.setdefault(circle, _Bucket())
+        if bucket.parts and bucket.parts[0][1].dtype != part.dtype:
+            self._close(circle)
+            bucket = self._open.setdefault(circle, _Bucket())
+        bucket.take(name, part)
+        if bucket.size >= self.limit_bytes:
+            self._close(circle)
 
-    def _close(self) -> None:
-        if self._open:
-            flat = torch.cat([part.reshape(-1) for _, part in self._open])
-            shapes = [(name, part.shape) for name, part in self._open]
-            self._flying.append((shapes, self.links.sum_later(flat)))
-            self._open, self._open_bytes = [], 0
+    def _close(self, circle: Circle) -> None:
+        parts = self._open.pop(circle).parts
+        flat = torch.cat([part.reshape(-1) for _, part in parts])
+        shapes = [(name, part.shape) for name, part in parts]
+        self._flying.append((shapes, self.links.sum_later(flat, circle)))
 
     def finish(self) -> dict[str, Tensor]:
         """The summed gradients by name, once all have arrived."""
-        self._close()
+        for circle in list(self._open):
+            self._close(circle)
         found = self._done
         for shapes, pending in self._flying:
             pieces = torch.split(pending.wait(), [shape.numel() for _, shape in shapes])

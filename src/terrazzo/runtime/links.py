@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -61,6 +61,9 @@ class Links:
             with self._guard():
                 self._small = dist.new_group(timeout=limit)
                 self._bulk = dist.new_group(timeout=limit)
+            self._circles: dict[tuple[int, ...], dist.ProcessGroup] = {
+                tuple(range(self.devices)): self._bulk
+            }
             self._sockets = connections() - before
             atexit.register(self.close)
 
@@ -103,12 +106,24 @@ class Links:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
-    def sum_later(self, tensor: Tensor) -> Pending:
-        """Starts a sum in the background; ``wait`` on what it gives."""
+    def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
+        """Starts a sum in the background, over all devices or some; ``wait`` on what it gives."""
+        group = self._bulk if circle is None else self._circles[circle]
         with self._guard():
-            work = dist.all_reduce(tensor, group=self._bulk, async_op=True)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return Pending(self, work, tensor)
+
+    def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
+        """Lets some devices sum among themselves; all devices name all circles, in one order."""
+        for devices in circles:
+            if devices in self._circles or not 1 < len(devices) < self.devices:
+                continue
+            before = connections()
+            with self._guard():
+                limit = timedelta(seconds=self.timeout_s)
+                self._circles[devices] = dist.new_group(list(devices), timeout=limit)
+            self._sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One device's tensor, in place on all; as bytes, because gloo knows few dtypes."""
@@ -193,7 +208,7 @@ class Links:
             self._broken = RunError("this device has left the others")
             hang_up(self._sockets)
         if hasattr(self, "_small"):
-            del self._small, self._bulk
+            del self._small, self._bulk, self._circles
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):

@@ -27,6 +27,7 @@ from terrazzo.runtime.steps import (
 from terrazzo.runtime.steps.step import Given
 from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Spread, Step, Take
 from terrazzo.schedule.gradient import differentiable, reached
+from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 
 
@@ -35,6 +36,7 @@ class Machine:
 
     def __init__(self, program: Program, links: Links) -> None:
         self.program, self.links = program, links
+        links.form_circles(circle for boxes in program.homes.values() for circle in sharers(boxes))
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
         self._lives = Lifetimes(program)
@@ -49,8 +51,10 @@ class Machine:
         if isinstance(step, Exchange):
             return ExchangeStep(step)
         if isinstance(step, Spread):
-            value = program.graph.values[program.arrays[step.source].value]
-            return SpreadStep(step, parameter=value.kind == "parameter")
+            array = program.arrays[step.source]
+            parameter = program.graph.values[array.value].kind == "parameter"
+            circle = None if array.boxes is None else sharers(array.boxes)[device]
+            return SpreadStep(step, parameter=parameter, circle=circle)
         if isinstance(step, Combine) and step.reduction.combine == "moments":
             again = program.plan.groups[step.group].passes > 0
             return MomentsStep(index, step, program, device=device, again=again)

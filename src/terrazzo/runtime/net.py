@@ -25,11 +25,13 @@ from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.call import Call, Ready
+from terrazzo.runtime.cut import Home
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
 from terrazzo.runtime.shipping import export_together
-from terrazzo.schedule import lower
+from terrazzo.runtime.weights import Weights
+from terrazzo.schedule import Program, lower
 
 PlanFor = Callable[[Graph], Plan]
 
@@ -50,7 +52,7 @@ class Net(nn.Module):
         super().__init__()
         self.__dict__.update(
             _model=model, _links=links, _plan_for=plan_for, _ready={}, _nan=nan,
-            _align_every=align_every, _example=(),
+            _align_every=align_every, _example=(), _weights=Weights(model, links),
         )  # fmt: skip
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
@@ -76,12 +78,37 @@ class Net(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """A copy of a net is a plain copy of its model, for an average of weights, say."""
-        copied: nn.Module = copy.deepcopy(self._model, memo)
+        if not self.homes:
+            copied: nn.Module = copy.deepcopy(self._model, memo)
+            return copied
+        state = self.state_dict()
+        with self._weights.shown_whole():
+            copied = copy.deepcopy(self._model, memo)
+        copied.load_state_dict(state, assign=True)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """A saved net is its model, and loads without Terrazzo."""
         return operator.itemgetter(0), ((self._model,),)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Whole weights under the model's names; with cut weights, all devices must ask."""
+        with self._careful():
+            whole = self._weights.gather()
+        found = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for name, tensor in whole.items():
+            found[prefix + name] = tensor
+        return found
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self._weights.parts(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def homes(self) -> Mapping[str, Home]:
+        """The weights that are cut, by name, and where their parts live."""
+        return self._weights.homes or {}
 
     def extra_repr(self) -> str:
         return f"on {self._links.devices} devices"
@@ -122,7 +149,7 @@ class Net(nn.Module):
         Gives the number of tensors that differed.
         """
         with self._careful():
-            changed = align_weights(self._model, self._links)
+            changed = align_weights(self._model, self._links, self._weights.kept or {})
         self.realigned += changed
         return changed
 
@@ -146,15 +173,27 @@ class Net(nn.Module):
         compare(self._links, same, explain=f"preparing for {_story(leaves, self)}")
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
-        exported = export_together(self._model, self._links, args=args, kwargs=kwargs)
-        program = lower(exported.graph, self._plan_for(exported.graph))
+        with self._weights.shown_whole():
+            exported = export_together(self._model, self._links, args=args, kwargs=kwargs)
+        program = self._lowered(exported.graph)
         subject = fingerprint(program.plan.to_json())
         note = Note(FORWARD, self.calls, subject, NOTHING)
         compare(self._links, note, explain=f"plan {subject} for graph {exported.graph.digest}")
         tree_out = pytree.treespec_loads(exported.graph.output_tree)
         changing = {target: self._owned(target, "buffer") for target in exported.graph.mutations}
+        if self._weights.homes is None:
+            self._weights.cut(self._weights.wanted(program))
         machine = Machine(program, self._links)
         return Ready(exported, machine, tree_out, self._state(exported), changing)
+
+    def _lowered(self, graph: Graph) -> Program:
+        """The first graph decides where weights live; later ones take them from there."""
+        plan, weights = self._plan_for(graph), self._weights
+        if weights.homes is not None:
+            return lower(graph, plan, weights.kept)
+        program = lower(graph, plan)
+        wanted = weights.wanted(program)
+        return program if len(wanted) == len(program.homes) else lower(graph, plan, wanted)
 
     def _state(self, exported: Export) -> Mapping[str, Callable[[], Tensor]]:
         """How to get at each parameter, buffer and constant of a graph as it is at the time."""
@@ -215,7 +254,7 @@ class Net(nn.Module):
         if links.devices == 1:
             return
         if self._align_every and self.training and self.calls % self._align_every == 0:
-            self.realigned += align_weights(self._model, links)
+            self.realigned += align_weights(self._model, links, self._weights.kept or {})
         trained = [p.requires_grad for p in self._model.parameters()]
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         cast = torch.is_autocast_enabled("cpu") and str(torch.get_autocast_dtype("cpu"))

@@ -11,7 +11,7 @@ channel) of an instance norm, every (sample, group) of a group norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,11 +42,11 @@ def part_moments(rows: Tensor, count: int) -> Tensor:
     return torch.stack([mean, variance * count])
 
 
-def merge(part: Tensor, links: Links, counts: Sequence[int]) -> Tensor:
-    """Mean and variance of everything from everybody's part."""
+def merge(part: Tensor, links: Links, counts: Tensor) -> Tensor:
+    """Mean and variance of everything from everybody's part, ``counts`` by device and pair."""
     parts = links.gather(part).double()
-    weights = torch.tensor(counts, dtype=torch.float64, device=part.device).unsqueeze(1)
-    total = sum(counts)
+    weights = counts.to(part.device)
+    total = weights.sum(0)
     mean = (parts[:, 0] * weights).sum(0) / total
     m2 = (parts[:, 1] + weights * (parts[:, 0] - mean) ** 2).sum(0)
     return torch.stack([mean, m2 / total]).to(part.dtype)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, transfers
 from terrazzo.geometry.box import hull
-from terrazzo.graph.rules import LOCAL, NORM, REDUCE, WHOLE, rule_for
+from terrazzo.graph.rules import LOCAL, NORM, REDUCE, SUM, WHOLE, Local, rule_for
 from terrazzo.records import Graph, Plan, Ref
+from terrazzo.records.graph import fingerprint
 from terrazzo.schedule.expand import expand_norms
+from terrazzo.schedule.homes import Homes, homes, owners
 from terrazzo.schedule.passes import chain, materialised, strips
 from terrazzo.schedule.program import (
     Apply,
@@ -29,8 +33,12 @@ WEIGHT_BYTES = 1 << 20
 devices while the backward pass goes on."""
 
 
-def lower(graph: Graph, plan: Plan) -> Program:
-    """The program of a plan for its graph."""
+def lower(graph: Graph, plan: Plan, kept: Mapping[str, Boxes] | None = None) -> Program:
+    """The program of a plan for its graph.
+
+    ``kept`` says how parameters (by their names in the model) are cut already; without it, they
+    are cut as this plan uses them.
+    """
     if plan.graph != graph.digest:
         raise PlanError(
             f"the plan was made for model {plan.graph}, this one (or its input shape, or its "
@@ -44,14 +52,21 @@ def lower(graph: Graph, plan: Plan) -> Program:
             )
     placed, _ = placements(graph, plan)
     norms = {index for index, placement in enumerate(placed) if placement.role == NORM}
-    return Lowering(Tiling(expand_norms(graph, norms), plan)).program()
+    tiling = Tiling(expand_norms(graph, norms), plan)
+    if kept is None:
+        return Lowering(tiling, homes(tiling)).program()
+    names = {
+        value.target: name for name, value in graph.values.items() if value.kind == "parameter"
+    }
+    return Lowering(tiling, {names[t]: boxes for t, boxes in kept.items() if t in names}).program()
 
 
 class Lowering:
     """The state of one forward walk."""
 
-    def __init__(self, tiling: Tiling) -> None:
-        self.tiling, self.graph, self.plan = tiling, tiling.graph, tiling.plan
+    def __init__(self, tiling: Tiling, homes: Homes) -> None:
+        self.tiling, self.graph, self.plan, self.homes = tiling, tiling.graph, tiling.plan, homes
+        self.late: list[int] = []
         self.arrays: dict[str, Array] = {}
         self.steps: list[Step] = []
         self.pending: list[Apply] = []
@@ -66,12 +81,23 @@ class Lowering:
             if next_group != group:
                 group = next_group
                 self._enter(group)
+            if self.graph.nodes[index].op == "terrazzo.running":
+                self.late.append(index)  # nobody waits for new running statistics
+            else:
+                self._emit(index)
+        last = max(group, 0)
+        self._gather([name for i in self.late for name in self.graph.nodes[i].refs], last)
+        for index in self.late:
             self._emit(index)
         results = [argument for argument in self.graph.outputs if isinstance(argument, Ref)]
         names = [*(ref.name for ref in results), *self.graph.mutations.values()]
-        outputs = {name: self._whole(name, max(group, 0)) for name in names}
+        self._gather(names, last)
+        outputs = {name: self._whole(name, last) for name in names}
         self._flush()
-        return Program(self.graph, self.plan, self.arrays, tuple(self.steps), outputs, self.given)
+        homes = {name: boxes for name, boxes in self.homes.items() if name in self.arrays}
+        return Program(
+            self.graph, self.plan, self.arrays, tuple(self.steps), outputs, self.given, homes
+        )
 
     def _flush(self) -> None:
         if self.pending:
@@ -137,36 +163,68 @@ class Lowering:
         return Move(name, target, transfers(self.tiling.made_tiles(name), needed))
 
     def _leaf(self, name: str) -> str:
-        """The array of a whole value: computed, or given by the caller or the model."""
-        return name if name in self.arrays else self._array(name, name, None)
+        """The array of a value that is not spread: computed, or given by caller or model."""
+        return name if name in self.arrays else self._array(name, name, self.homes.get(name))
 
     def _whole(self, name: str, group: int) -> str:
         """A value as a whole array, gathered if it is spread."""
-        everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
+        if name in self.homes:
+            everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
+            return self._weight(name, everything, group)
         if name not in self.tiling.spread:
             return self._leaf(name)
         if name not in self.graph.producer:
+            everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
             self._hand_over(name, everything)
             return self._leaf(name)
-        if (name, "whole") not in self.bound:
-            target = self._array(f"{name}*", name, None)
-            moved = transfers(self.tiling.made_tiles(name), everything)
-            self._step(Exchange((Move(name, target, moved),), group))
-            self.bound[name, "whole"] = target
+        self._gather([name], group)
         return self.bound[name, "whole"]
 
-    def _boxed(self, name: str, group: int) -> str:
+    def _gather(self, names: Sequence[str], group: int) -> None:
+        """Brings spread values together on every device, in one exchange."""
+        moves = []
+        for name in dict.fromkeys(names):
+            made = name in self.tiling.spread and name in self.graph.producer
+            if made and (name, "whole") not in self.bound:
+                everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
+                target = self._array(f"{name}*", name, None)
+                moved = transfers(self.tiling.made_tiles(name), everything)
+                moves.append(Move(name, target, moved))
+                self.bound[name, "whole"] = target
+        if moves:
+            self._step(Exchange(tuple(moves), group))
+
+    def _weight(self, name: str, needed: Boxes, group: int) -> str:
+        """A cut weight where this plan uses other boxes of it than devices hold: it is sent."""
+        home = self.homes[name]
+        if all(have.contains(need) for have, need in zip(home, needed, strict=True)):
+            return self._spread(name)
+        key = f"{name}@{fingerprint(needed)}"
+        if (key, "weight") not in self.bound:
+            target = self._array(key, name, needed)
+            moved = transfers(owners(home), needed)
+            self._step(Exchange((Move(self._spread(name), target, moved),), group))
+            self.bound[key, "weight"] = target
+        return self.bound[key, "weight"]
+
+    def _boxed(self, name: str, group: int, needed: Boxes) -> str:
         """A value as a split node of a group reads it."""
+        if name in self.homes:
+            return self._weight(name, needed, group)
         if name in self.tiling.spread:
             producer = self.graph.producer.get(name)
             inside = producer is not None and self.tiling.groups[producer] == group
             alone = self.plan.devices == 1 and producer is not None
             return name if inside or alone else self.bound[name, group]
+        return self._spread(name)
+
+    def _spread(self, name: str) -> str:
+        """What every device holds alike, used by each for its part."""
         if (name, "spread") not in self.bound:
             if any(name in apply.outputs for apply in self.pending):
                 self._flush()
             source = self._leaf(name)
-            target = self._array(f"{name}~", name, None)
+            target = self._array(f"{name}~", name, self.arrays[source].boxes)
             self.steps.append(Spread(source, target))  # sends nothing: a pending Compute goes on
             self.bound[name, "spread"] = target
         return self.bound[name, "spread"]
@@ -182,13 +240,41 @@ class Lowering:
         if role == LOCAL and self.plan.groups[group].passes:
             self._emit_passes(index)
             return
-        inputs = tuple(self._boxed(name, group) for name in node.refs)
+        inputs = self._inputs(index, self.tiling.locals[index])
         if role == REDUCE:
             self._emit_combine(index, inputs)
+        elif role == SUM:
+            self._emit_sum(index, inputs)
         else:
             boxes = self.tiling.computed[node.output]
             output = self._array(node.output, node.output, boxes)
             self._append(Apply(index, inputs, (output,), self.tiling.locals[index]), group)
+
+    def _inputs(self, index: int, locals_: Sequence[Local | None]) -> tuple[str, ...]:
+        """The arrays that a split node reads."""
+        node, group = self.graph.nodes[index], self.tiling.groups[index]
+        return tuple(
+            self._boxed(
+                name,
+                group,
+                tuple(
+                    local.reads[position].box if local else Box.empty(len(self.graph.shape(name)))
+                    for local in locals_
+                ),
+            )
+            for position, name in enumerate(node.refs)
+        )
+
+    def _emit_sum(self, index: int, inputs: tuple[str, ...]) -> None:
+        """Each device adds up over its channels; then the parts are sent to where they belong."""
+        node, group = self.graph.nodes[index], self.tiling.groups[index]
+        name, parts = node.output, self.tiling.addends[node.output]
+        addends = self._array(f"{name}+", name, parts)
+        self._append(Apply(index, inputs, (addends,), self.tiling.locals[index]), group)
+        wanted = self.tiling.computed[name]
+        target = self._array(name, name, wanted)
+        move = Move(addends, target, transfers(parts, wanted), adds=True)
+        self._step(Exchange((move,), group))
 
     def _emit_passes(self, index: int) -> None:
         """A heavy node, or one whose result leaves the group, with the cheap nodes before it."""
@@ -197,8 +283,15 @@ class Lowering:
         group, nodes = self.tiling.groups[index], chain(self.tiling, index)
         inside = {self.graph.nodes[i].output for i in nodes}
         inputs = tuple(
-            tuple("" if name in inside else self._boxed(name, group) for name in node.refs)
-            for node in (self.graph.nodes[i] for i in nodes)
+            tuple(
+                "" if name in inside else array
+                for name, array in zip(
+                    self.graph.nodes[i].refs,
+                    self._inputs(i, self.tiling.locals[i]),
+                    strict=True,
+                )
+            )
+            for i in nodes
         )
         target = self.graph.nodes[index].output
         boxes = self.tiling.computed[target]

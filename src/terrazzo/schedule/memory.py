@@ -12,7 +12,7 @@ from math import prod
 
 from terrazzo.geometry import Box
 from terrazzo.graph.rules.rule import Read
-from terrazzo.records import Ref
+from terrazzo.records import Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.ledger import Footprint, Ledger
@@ -48,7 +48,7 @@ class _Walk:
         results = {program.outputs[ref.name] for ref in graph.outputs if isinstance(ref, Ref)}
         self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
-        size = sum(v.bytes for v in weights)
+        size = sum(self._weight_bytes(v) for v in weights)
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
         self.ledger = Ledger(Footprint(size + rest, size))
         self.held: set[str] = set()
@@ -76,6 +76,12 @@ class _Walk:
         return replace(self.ledger.peak, kept_bytes=kept)
 
     # ---- sizes ---------------------------------------------------------------------------
+
+    def _weight_bytes(self, weight: Value) -> int:
+        """What of a weight lives on this device."""
+        if weight.name not in self.program.homes:
+            return weight.bytes
+        return self._bytes(weight.name, self.program.homes[weight.name][self.device])
 
     def _bytes(self, value: str, box: Box) -> int:
         return box.size * BYTES[self.program.graph.values[value].dtype]

@@ -74,7 +74,8 @@ def strips(tiling: Tiling, nodes: tuple[int, ...], *, box: Box, passes: int) -> 
     target = tiling.graph.nodes[nodes[-1]].output
     if box.is_empty:
         return ()
-    rows = tiling.axes[target].find("h")
+    group = tiling.groups[nodes[-1]]
+    rows = tiling.axes(target, group).find("h")
     if rows < 0:
         rows = max(range(box.rank), key=lambda dim: box.shape[dim])
     start, extent = box.spans[rows][0], box.shape[rows]
@@ -100,7 +101,7 @@ def _strip(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> Strip:
         locals_.append(local)
         for name, read in zip(node.refs, local.reads, strict=True):
             if name in inside:
-                wanted = tiling.widened(name, read.box)
+                wanted = tiling.widened(name, read.box, tiling.groups[nodes[-1]])
                 boxes[name] = boxes.get(name, Box.empty(wanted.rank)).hull(wanted)
     order = tuple(boxes[graph.nodes[index].output] for index in nodes)
     return Strip(box, tuple(reversed(locals_)), order)

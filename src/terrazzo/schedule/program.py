@@ -1,12 +1,14 @@
 """A program: arrays, and the steps that make them, the same list on every device.
 
 An array is a value as the devices hold it: either whole (every device has all of it) or spread
-(one box per device). The gradient of an array follows the step that made it, backwards:
+(one box per device; a weight can be cut too, and then lives in boxes). The gradient of an array
+follows the step that made it, backwards:
 
     step      forward                                backward
     Take      a box of an input that was given       summed over devices, if anybody asks
     Exchange  owned boxes -> needed boxes            the adjoint: sent back and added
               owned boxes -> whole (a gather)        each device takes its slice
+              parts of a sum -> needed boxes, added  the adjoint: sent back and added
     Spread    whole -> used by boxes, no message     the parts are summed
     Combine   one part per device -> whole           passes through
     Compute   operators on what is here              autograd
@@ -59,6 +61,8 @@ class Move:
     source: str
     target: str
     transfers: tuple[Transfer, ...]
+    adds: bool = False
+    """What arrives is added up: each device held a part of a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A whole array, used from here on by devices that each compute only a box."""
+    """An array that devices hold alike, used from here on by each for its own boxes."""
 
     source: str
     target: str
@@ -195,6 +199,8 @@ class Program:
     """The whole array that holds a value the caller gets back (an output or a buffer)."""
     given: Mapping[str, tuple[Box, ...]]
     """For each image input the box each device must be given."""
+    homes: Mapping[str, tuple[Box, ...]]
+    """For each cut parameter the box that lives on each device."""
 
     @property
     def devices(self) -> int:

@@ -11,22 +11,38 @@ from collections.abc import Sequence
 
 from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, cut
-from terrazzo.graph.rules import LOCAL, REDUCE, WHOLE, Axes, Local, Placement, place, rule_for
-from terrazzo.graph.rules.rule import is_cut
-from terrazzo.records import Graph, Layout, Plan, Ref
+from terrazzo.graph.rules import (
+    LOCAL,
+    NORM,
+    REDUCE,
+    SUM,
+    WHOLE,
+    Axes,
+    Letters,
+    Local,
+    Placement,
+    place,
+    rule_for,
+)
+from terrazzo.graph.rules.rule import blank
+from terrazzo.graph.rules.windows import sums_channels
+from terrazzo.records import Graph, Layout, Node, Plan, Ref
 
 Boxes = tuple[Box, ...]
 
 
-def owned(shape: Sequence[int], axes: Axes, layout: Layout) -> Boxes:
+def owned(shape: Sequence[int], axes: Axes, layout: Layout, *, everywhere: str = "") -> Boxes:
     """Who owns which element: a disjoint cover by tiles.
 
-    Along an axis that the value does not have, only the first device of a row of the grid owns.
+    Along an axis that the value does not have, only the first device of a row of the grid owns;
+    along the axes of ``everywhere``, all devices of a row have all of it.
     """
     boxes = [Box.whole(shape)]
     for axis, shares in layout.cuts:
         dim = axes.find(axis)
-        if dim >= 0:
+        if axis in everywhere:
+            boxes = [box for box in boxes for _ in shares]
+        elif dim >= 0:
             spans = cut(shape[dim], shares)
             boxes = [box if box.is_empty else box.replace(dim, s) for box in boxes for s in spans]
         else:
@@ -57,21 +73,47 @@ def group_of_nodes(graph: Graph, plan: Plan) -> list[int]:
     return found
 
 
-def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Axes]]:
-    """How each node runs under its group's layout, and the letters of every value."""
-    axes = {name: "." * len(value.shape) for name, value in graph.values.items()}
+def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Letters]]:
+    """How each node runs under its group's layout; the letters of every value by axes cut."""
+    groups = group_of_nodes(graph, plan)
+    masks = dict.fromkeys(group.layout.letters for group in plan.groups)
+    letters = {mask: _letters(graph, mask) for mask in masks}
+    inside = {node.output: group for node, group in zip(graph.nodes, groups, strict=True)}
+    placed: list[Placement] = []
+    roles: dict[str, str] = {}
+    for node, number in zip(graph.nodes, groups, strict=True):
+        group = plan.groups[number]
+        placement = place(node, graph, letters[group.layout.letters])
+        alone = plan.devices == 1 and not group.passes
+        if group.layout.is_whole or alone:
+            placement = Placement(WHOLE, placement.axes)
+        elif placement.role == LOCAL and _adds(node, letters[group.layout.letters]):
+            near = inside.get(node.refs[0]) == number and roles[node.refs[0]] in (LOCAL, NORM, SUM)
+            placement = Placement(SUM, placement.axes) if near else placement
+        elif node.op == "terrazzo.moments" and group.passes:
+            placement = Placement(REDUCE, blank(node, graph))  # a strip has not all of a channel
+        placed.append(placement)
+        roles[node.output] = placement.role
+    return placed, letters
+
+
+def _letters(graph: Graph, mask: str) -> Letters:
+    """The letters of every value, were the whole model cut along these axes."""
+    found = Letters(mask, {n: "." * len(value.shape) for n, value in graph.values.items()})
     for name in graph.inputs:
         if name and len(graph.shape(name)) == 4:
-            axes[name] = "..hw"
-    placed = []
-    for node, group in zip(graph.nodes, group_of_nodes(graph, plan), strict=True):
-        placement = place(node, graph, axes)
-        axes[node.output] = placement.axes
-        alone = plan.devices == 1 and not plan.groups[group].passes
-        if plan.groups[group].layout.is_whole or alone:
-            placement = Placement(WHOLE, placement.axes)
-        placed.append(placement)
-    return placed, axes
+            found[name] = "".join(axis if axis in mask else "." for axis in "nchw")
+    for node in graph.nodes:
+        found[node.output] = place(node, graph, found).axes
+    return found
+
+
+def _adds(node: Node, letters: Letters) -> bool:
+    """Whether a product could sum over channels that it reads in parts."""
+    rule = rule_for(node.op)
+    if rule is None or rule.sums is None or "c" not in letters[node.refs[0]]:
+        return False
+    return "conv" not in node.op or sums_channels(node)
 
 
 class Tiling:
@@ -80,20 +122,27 @@ class Tiling:
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.plan = graph, plan
         self.groups = group_of_nodes(graph, plan)
-        self.placed, self.axes = placements(graph, plan)
+        self.placed, self.letters = placements(graph, plan)
         self.spread = {
             node.output
             for node, placement in zip(graph.nodes, self.placed, strict=True)
-            if placement.role == LOCAL
-        } | {name for name in graph.inputs if name and is_cut(self.axes[name])}
+            if placement.role in (LOCAL, SUM)
+        } | {name for name in graph.inputs if name and len(graph.shape(name)) == 4}
         self.computed: dict[str, Boxes] = {}
         self.needed: dict[tuple[int, str], Boxes] = {}
         self.locals: dict[int, tuple[Local | None, ...]] = {}
+        self.addends: dict[str, Boxes] = {}
+        """For a sum over channels: what each device has a part of the sum of."""
         self._walk()
+
+    def axes(self, name: str, group: int) -> Axes:
+        """The letters of a value under the layout of a group."""
+        return self.letters[self.plan.groups[group].layout.letters][name]
 
     def tiles(self, name: str, group: int) -> Boxes:
         """Who owns which element of a value in the layout of a group."""
-        return owned(self.graph.shape(name), self.axes[name], self.plan.groups[group].layout)
+        layout = self.plan.groups[group].layout
+        return owned(self.graph.shape(name), self.axes(name, group), layout)
 
     def made_tiles(self, name: str) -> Boxes:
         """The tiles of a value in the group that makes it."""
@@ -102,9 +151,9 @@ class Tiling:
     def nothing(self, name: str) -> Boxes:
         return (Box.empty(len(self.graph.shape(name))),) * self.plan.devices
 
-    def widened(self, name: str, box: Box) -> Box:
+    def widened(self, name: str, box: Box, group: int) -> Box:
         """A box that is whole along every dimension that is not cut, as operators expect."""
-        for dim, letter in enumerate(self.axes[name]):
+        for dim, letter in enumerate(self.axes(name, group)):
             if letter == "." and not box.is_empty:
                 box = box.replace(dim, (0, self.graph.shape(name)[dim]))
         return box
@@ -139,6 +188,8 @@ class Tiling:
         node, graph = self.graph.nodes[index], self.graph
         rule = rule_for(node.op)
         assert rule is not None
+        if self.placed[index].role == SUM:
+            return self._addends(index)
         if self.placed[index].role == REDUCE:
             assert rule.reduce is not None
             reduction = rule.reduce(node, graph)
@@ -148,6 +199,26 @@ class Tiling:
         boxes = self.computed[node.output]
         return tuple(None if box.is_empty else rule.local(node, graph, box) for box in boxes)
 
+    def _addends(self, index: int) -> tuple[Local | None, ...]:
+        """Every device sums over the channels that it has, for all channels of the result."""
+        node, group = self.graph.nodes[index], self.groups[index]
+        rule, source = rule_for(node.op), node.refs[0]
+        assert rule is not None and rule.sums is not None
+        layout, dim = self.plan.groups[group].layout, self.axes(source, group).find("c")
+        letters, shape = self.axes(node.output, group), self.graph.shape(node.output)
+        boxes = owned(shape, letters, layout, everywhere="c")
+        mine = owned(self.graph.shape(source), self.axes(source, group), layout)
+        found = tuple(
+            None
+            if box.is_empty or own.is_empty
+            else rule.sums(node, self.graph, box, own.spans[dim])
+            for box, own in zip(boxes, mine, strict=True)
+        )
+        self.addends[node.output] = tuple(
+            box if local else Box.empty(box.rank) for box, local in zip(boxes, found, strict=True)
+        )
+        return found
+
     def _find_needed(self, index: int) -> None:
         """Adds what one node reads to what its group needs of each value."""
         node, group = self.graph.nodes[index], self.groups[index]
@@ -156,7 +227,7 @@ class Tiling:
                 continue
             nothing = self.nothing(name)
             reads = tuple(
-                self.widened(name, local.reads[position].box) if local else empty
+                self.widened(name, local.reads[position].box, group) if local else empty
                 for local, empty in zip(self.locals[index], nothing, strict=True)
             )
             self.needed[group, name] = _hulls(self.needed.get((group, name), nothing), reads)

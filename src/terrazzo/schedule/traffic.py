@@ -6,6 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from terrazzo.records.graph import BYTES
+from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.program import Combine, Exchange, Move, Program, Spread
 
 
@@ -14,7 +15,7 @@ class Traffic:
     """Payload per device: boxes sent to peers, and the sizes of what collectives work on."""
 
     sent_bytes: tuple[int, ...]
-    summed_bytes: int
+    summed_bytes: tuple[int, ...]
 
 
 def moved_bytes(program: Program, move: Move, *, back: bool) -> list[int]:
@@ -32,8 +33,7 @@ def moved_bytes(program: Program, move: Move, *, back: bool) -> list[int]:
 
 def traffic(program: Program, differentiable: Set[str]) -> Traffic:
     """One training step; ``differentiable`` are the arrays that carry a gradient."""
-    sent = [0] * program.devices
-    summed = 0
+    sent, summed = [0] * program.devices, [0] * program.devices
     for step in program.steps:
         if isinstance(step, Exchange):
             for move in step.moves:
@@ -42,10 +42,24 @@ def traffic(program: Program, differentiable: Set[str]) -> Traffic:
                     for device, amount in enumerate(moved_bytes(program, move, back=back)):
                         sent[device] += amount
         elif isinstance(step, Spread) and step.target in differentiable:
-            summed += program.graph.values[program.arrays[step.source].value].bytes
+            for device, amount in enumerate(_spread_bytes(program, step)):
+                summed[device] += amount
         elif isinstance(step, Combine):
-            summed += _combined_bytes(program, step)
-    return Traffic(tuple(sent), summed)
+            amount = _combined_bytes(program, step)
+            summed = [before + amount for before in summed]
+    return Traffic(tuple(sent), tuple(summed))
+
+
+def _spread_bytes(program: Program, step: Spread) -> list[int]:
+    """A gradient is summed by those who hold the same box; a box of one's own needs no sum."""
+    array = program.arrays[step.source]
+    value = program.graph.values[array.value]
+    if array.boxes is None:
+        return [value.bytes] * program.devices
+    return [
+        box.size * BYTES[value.dtype] if len(others) > 1 else 0
+        for box, others in zip(array.boxes, sharers(array.boxes), strict=True)
+    ]
 
 
 def _statistic_bytes(dtype: str) -> int:

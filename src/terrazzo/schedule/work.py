@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from terrazzo.geometry import Box
+from terrazzo.graph.rules import Local, rule_for
+from terrazzo.records import Graph
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import Compute, Passes, Program
 
@@ -29,9 +31,12 @@ def work(program: Program, device: int) -> Work:
     for step in program.steps:
         if isinstance(step, Compute):
             for apply in step.applies:
-                boxes = program.arrays[apply.outputs[0]].boxes if apply.outputs[0] else None
-                share = boxes[device] if boxes and apply.locals else None
-                forward += _flops(program, apply.node, share)
+                if apply.locals is None:
+                    forward += program.graph.nodes[apply.node].flops
+                elif (local := apply.locals[device]) is not None:
+                    boxes = program.arrays[apply.outputs[0]].boxes
+                    assert boxes is not None
+                    forward += flops(program.graph, apply.node, local, boxes[device])
         elif isinstance(step, Passes):
             chain = _chain(program, step, device)
             forward += sum(chain)
@@ -49,13 +54,26 @@ def work(program: Program, device: int) -> Work:
 def _chain(program: Program, step: Passes, device: int) -> list[int]:
     """The operations of every node of a chain, over all strips."""
     return [
-        sum(_flops(program, node, strip.boxes[position]) for strip in step.strips[device])
+        sum(
+            flops(program.graph, node, strip.locals[position], strip.boxes[position])
+            for strip in step.strips[device]
+        )
         for position, node in enumerate(step.nodes)
     ]
 
 
-def _flops(program: Program, index: int, box: Box | None) -> int:
-    node = program.graph.nodes[index]
-    if box is None:
-        return node.flops
-    return node.flops * box.size // max(prod(program.graph.shape(node.output)), 1)
+def flops(graph: Graph, index: int, local: Local, box: Box) -> int:
+    """The operations of a node for one box of its result.
+
+    A product does its work per position and weight, so that a cut of the channels it makes and a
+    cut of those it sums over count alike.
+    """
+    node, shape = graph.nodes[index], graph.shape(graph.nodes[index].output)
+    rule = rule_for(node.op)
+    if rule is None or rule.sums is None:
+        return node.flops * box.size // max(prod(shape), 1)
+    channels = box.rank - 1 if "linear" in node.op else box.rank - 3
+    positions = box.size // max(box.shape[channels], 1)
+    everywhere = prod(shape) // max(shape[channels], 1)
+    weights, all_weights = local.reads[1].box.size, prod(graph.shape(node.refs[1]))
+    return node.flops * positions * weights // max(everywhere * all_weights, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from terrazzo.geometry import Box
+from terrazzo.geometry import Box, Span
 from terrazzo.graph.rules.rule import (
     LOCAL,
     TABLE,
@@ -30,14 +30,6 @@ def _along(position: int) -> Mixed:
         return (dim % rank,)
 
     return mixed
-
-
-def _last(node: Node, rank: int) -> tuple[int, ...]:
-    return (rank - 1,)
-
-
-def _channel(node: Node, rank: int) -> tuple[int, ...]:
-    return (1,) if rank > 1 else ()
 
 
 def _normalized(node: Node, rank: int) -> tuple[int, ...]:
@@ -77,7 +69,62 @@ def mixing(mixed: Mixed) -> Rule:
     return Rule(place=place, local=local)
 
 
-TABLE.add(mixing(_last), "aten.linear.default")
+def _linear_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    letters = axes[node.refs[0]]
+    made = "c" if "c" in axes.mask and "c" not in letters[:-1] else "."
+    if letters[-1] not in (".", made) or any(is_cut(axes[name]) for name in node.refs[1:]):
+        return whole(node, graph)
+    letters = letters[:-1] + made
+    return Placement(LOCAL, letters) if is_cut(letters) else whole(node, graph)
+
+
+def _linear(node: Node, graph: Graph, box: Box) -> Local:
+    shape, made = graph.shape(node.refs[0]), box.spans[-1]
+    reads = (
+        Read(box.replace(box.rank - 1, (0, shape[-1]))),
+        Read(Box((made, (0, shape[-1])))),
+        *(Read(Box((made,))) for _ in node.refs[2:]),
+    )
+    return Local(reads, node.op, node.args)
+
+
+def _linear_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
+    """An addend from some of the features; the bias is added where the first of them are."""
+    local = _linear(node, graph, box)
+    x, weight, *rest = local.reads
+    reads = (
+        Read(x.box.replace(box.rank - 1, channels)),
+        Read(weight.box.replace(1, channels)),
+        *rest,
+    )
+    args = node.args if channels[0] == 0 else (*node.args[:2], None)
+    return Local(reads, node.op, args)
+
+
+def _per_channel_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    letters = axes[node.refs[0]]
+    if any(is_cut(axes[name]) for name in node.refs[1:]):
+        return whole(node, graph)
+    return Placement(LOCAL, letters)
+
+
+def _per_channel(node: Node, graph: Graph, box: Box) -> Local:
+    """Each channel with its own numbers, or all with one."""
+    reads = [Read(box)]
+    for name in node.refs[1:]:
+        alone = graph.shape(name)[0] == 1 or box.rank < 2
+        reads.append(full(graph, name) if alone else Read(Box((box.spans[1],))))
+    return Local(tuple(reads), node.op, node.args)
+
+
+TABLE.add(
+    Rule(place=_linear_place, local=_linear, sums=_linear_sums, makes="c"), "aten.linear.default"
+)
+TABLE.add(
+    Rule(place=_per_channel_place, local=_per_channel),
+    "aten.prelu.default",
+    "aten.batch_norm.default",
+)
 TABLE.add(
     mixing(_along(1)),
     "aten.softmax.int",
@@ -91,4 +138,3 @@ TABLE.add(
 )
 TABLE.add(mixing(_normalized), "aten.layer_norm.default", "aten.rms_norm.default")
 TABLE.add(mixing(_indexed), "aten.index.Tensor")
-TABLE.add(mixing(_channel), "aten.prelu.default", "aten.batch_norm.default")

@@ -69,7 +69,7 @@ def elementwise(position: int) -> Rule:
 
 def _cross_entropy_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     letters = axes[node.refs[0]]
-    if len(letters) < 3 or letters[:2].strip("."):
+    if len(letters) < 2 or letters[1] != ".":
         return whole(node, graph)
     if _reduction(node, 3) == NONE:
         return Placement(LOCAL, letters[0] + letters[2:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from terrazzo.geometry import Box
+from terrazzo.geometry import Box, Span
 from terrazzo.graph.rules.rule import (
     LOCAL,
     NORM,
@@ -18,7 +18,6 @@ from terrazzo.graph.rules.rule import (
     Reduction,
     Rule,
     blank,
-    full,
     whole,
 )
 from terrazzo.records import Argument, Graph, Node
@@ -70,24 +69,43 @@ def _place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     letters = axes[node.refs[0]]
     if not node.outputs[0]:
         return whole(node, graph)  # only its running statistics are wanted
-    if len(letters) != 4 or letters[:2].strip("."):
+    if len(letters) != 4 or letters[:2].strip(".nc") or letters[2:].strip(".hw"):
         return whole(node, graph)
+    if "c" in letters and family(node).kind != BATCH:
+        return whole(node, graph)  # statistics of a group of channels need all of it
     return Placement(NORM, letters)
 
 
 def _moments_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    if set(axes[node.refs[0]]) <= set(".c"):
+        return Placement(LOCAL, ".c")  # a device has every element of its channels
     return Placement(REDUCE, blank(node, graph))
+
+
+def _moments_local(node: Node, graph: Graph, box: Box) -> Local:
+    read = Box.whole(graph.shape(node.refs[0])).replace(1, box.spans[1])
+    return Local((Read(read),), node.op, node.args)
+
+
+def _rows(node: Node, graph: Graph, box: Box) -> Span:
+    """The pairs of statistics that a box of the input has a part in."""
+    kind, groups = node.args[-2:]
+    shape = graph.shape(node.refs[0])
+    if kind == BATCH:
+        return box.spans[1]
+    each = rows_of(str(kind), int(str(groups)), shape) // shape[0]
+    low, high = box.spans[0]
+    return low * each, high * each
 
 
 def _moments(node: Node, graph: Graph) -> Reduction:
     shape = graph.shape(node.output)
-    everything = Box.whole(shape)
     return Reduction(
         main=0,
         partial=lambda box: Local((Read(box),), node.op, node.args),
         combine="moments",
         shape=shape,
-        keeps=lambda box: everything,
+        keeps=lambda box: Box(((0, 2), _rows(node, graph, box))),
     )
 
 
@@ -97,12 +115,13 @@ def _normalize_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
 
 def _normalize(node: Node, graph: Graph, box: Box) -> Local:
     """Once the statistics are known, every element needs only itself."""
-    reads = (Read(box), *(full(graph, name) for name in node.refs[1:]))
-    return Local(reads, node.op, node.args)
+    moments = Box(((0, 2), _rows(node, graph, box)))
+    affine = (Read(Box((box.spans[1],))) for _ in node.refs[2:])
+    return Local((Read(box), Read(moments), *affine), node.op, node.args)
 
 
 TABLE.add(
     Rule(place=_place), "terrazzo.batch_norm", "terrazzo.instance_norm", "terrazzo.group_norm"
 )
-TABLE.add(Rule(place=_moments_place, reduce=_moments), "terrazzo.moments")
+TABLE.add(Rule(place=_moments_place, local=_moments_local, reduce=_moments), "terrazzo.moments")
 TABLE.add(Rule(place=_normalize_place, local=_normalize), "terrazzo.normalize")

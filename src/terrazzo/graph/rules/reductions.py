@@ -200,8 +200,11 @@ TABLE.add(_values_only("terrazzo.min_values"), "aten.min.dim")
 
 def global_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     """A pool to 1x1 over an image that is cut."""
-    if axes[node.refs[0]][:-2].strip("."):
+    letters = axes[node.refs[0]]
+    if letters[:-2].strip(".nc") or letters[-2:].strip(".hw"):
         return whole(node, graph)
+    if letters[-2:] == "..":
+        return Placement(LOCAL, letters)  # every device has all positions of what it has
     return Placement(REDUCE, blank(node, graph))
 
 

@@ -114,8 +114,8 @@ def _aligned(node: Node, graph: Graph, box: Box) -> Local | None:
 
 def _shuffle_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     letters = axes[node.refs[0]]
-    if letters[:-2].strip("."):
-        return whole(node, graph)
+    if letters[:-2].strip(".n") or letters[-2:].strip(".hw"):
+        return whole(node, graph)  # channels become positions: they stay together
     return Placement(LOCAL, letters)
 
 

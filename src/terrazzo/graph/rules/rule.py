@@ -1,8 +1,9 @@
 """What a rule is, and the table that holds them.
 
-Every dimension of every value carries a letter: ``h`` or ``w`` where positions of the image run
-along it, ``.`` where they do not. Rules carry the letters forward; a value without letters is
-whole. A letter that survives means that the value can be cut there.
+Every dimension of every value carries a letter: ``n`` for samples, ``c`` for channels, ``h`` or
+``w`` for positions of the image, ``.`` where it can't be cut. Rules carry the letters forward; a
+value without letters is whole. Only letters that a layout cuts are written, so under tiles a map
+is ``..hw`` and under channels ``.c..``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from terrazzo.records import Argument, Graph, Node
 Axes = str
 """One letter per dimension, for instance ``..hw``."""
 
-LOCAL, NORM, REDUCE, WHOLE = "local", "norm", "reduce", "whole"
+LOCAL, NORM, REDUCE, SUM, WHOLE = "local", "norm", "reduce", "sum", "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,15 @@ class Reduction:
     rows: int = 0
 
 
-AxesOf = Mapping[str, Axes]
+class Letters(dict[str, Axes]):
+    """The letters of every value known so far, under a layout that cuts the axes of ``mask``."""
+
+    def __init__(self, mask: str, letters: Mapping[str, Axes]) -> None:
+        super().__init__(letters)
+        self.mask = mask
+
+
+AxesOf = Letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,10 @@ class Rule:
     place: Callable[[Node, Graph, AxesOf], Placement]
     local: Callable[[Node, Graph, Box], Local] | None = None
     reduce: Callable[[Node, Graph], Reduction] | None = None
+    sums: Callable[[Node, Graph, Box, Span], Local] | None = None
+    """How a device computes an addend of a box from some of the channels it reads."""
+    makes: str = ""
+    """Letters that its result has whatever it reads: a product makes new channels."""
 
 
 @dataclass
@@ -117,7 +130,9 @@ def is_cut(axes: Axes) -> bool:
 def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     """How a node runs, given the letters of what it reads."""
     rule = rule_for(node.op)
-    if rule is None or not any(is_cut(axes[name]) for name in node.refs):
+    if rule is None:
+        return whole(node, graph)
+    if not any(is_cut(axes[name]) for name in node.refs) and not set(rule.makes) & set(axes.mask):
         return whole(node, graph)
     if any(0 in graph.shape(name) for name in (node.output, *node.refs) if name):
         return whole(node, graph)  # a tensor without elements has no boxes to speak of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from terrazzo.geometry import Adaptive, Box, Sliding, Span, Transposed, Window
@@ -30,13 +31,24 @@ def pair(argument: Any) -> tuple[int, int]:
 
 
 def image_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
-    """Letters pass through when they stand on the last two dimensions and nowhere else."""
+    """Letters pass through: positions on the last two dimensions, the others before them."""
     letters = axes[node.refs[0]]
-    if len(letters) < 3 or letters[:-2].strip(".") or len(graph.shape(node.output)) != len(letters):
+    if len(letters) < 3 or len(graph.shape(node.output)) != len(letters):
+        return whole(node, graph)
+    if letters[:-2].strip(".nc") or letters[-2:].strip(".hw"):
         return whole(node, graph)
     if any(axes[name].strip(".") for name in node.refs[1:]):
         return whole(node, graph)
     return Placement(LOCAL, letters)
+
+
+def product_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
+    """A convolution: samples and positions pass through, channels are made anew."""
+    passed = image_place(node, graph, axes)
+    if passed.role == LOCAL and "c" in axes.mask:
+        channels = len(passed.axes) - 3
+        return Placement(LOCAL, passed.axes[:channels] + "c" + passed.axes[channels + 1 :])
+    return passed
 
 
 def window_read(shape: Sequence[int], box: Box, windows: Sequence[Window]) -> Read:
@@ -98,10 +110,55 @@ def _conv(node: Node, graph: Graph, box: Box) -> Local:
         start = (read.box.spans[dim][0] - read.pad[dim][0] + window.padding) // window.stride
         crop[dim] = (box.spans[dim][0] - start, box.spans[dim][1] - start)
     read, own = share_padding(read)
-    read = Read(read.box.replace(channels, (0, shape[channels])), read.pad)
-    reads = (read, *(full(graph, name) for name in node.refs[1:]))
-    args = (x, weight, bias, stride, own, dilation, groups)
+    assert isinstance(groups, int)
+    part = _Channels.made(
+        box.spans[channels], groups, graph.shape(node.refs[1])[0], shape[channels]
+    )
+    crop[channels] = part.crop
+    weights = full(graph, node.refs[1]).box.replace(0, part.weights)
+    reads = (
+        Read(read.box.replace(channels, part.reads), read.pad),
+        Read(weights),
+        *(Read(Box((part.weights,))) for _ in node.refs[2:]),
+    )
+    args = (x, weight, bias, stride, own, dilation, part.groups)
     return Local(reads, "aten.conv2d.default", args, crop=tuple(crop))
+
+
+def _conv_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
+    """An addend from some of the channels; the bias is added where the first of them are."""
+    local = _conv(node, graph, box)
+    x, weight, *rest = local.reads
+    dim = box.rank - 3
+    reads = (
+        Read(x.box.replace(dim, channels), x.pad),
+        Read(weight.box.replace(1, channels)),
+        *rest,
+    )
+    args = local.args if channels[0] == 0 else (*local.args[:2], None, *local.args[3:])
+    return Local(reads, local.op, args, crop=local.crop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Channels:
+    """What a range of a convolution's output channels needs, of inputs and weights."""
+
+    reads: Span
+    weights: Span
+    groups: int
+    crop: Span
+
+    @classmethod
+    def made(cls, span: Span, groups: int, outputs: int, inputs: int) -> _Channels:
+        """With groups, whole groups are computed and what is too much is cropped off."""
+        low, high = span
+        if groups == 1:
+            return cls((0, inputs), span, 1, (0, high - low))
+        wide, deep = outputs // groups, inputs // groups
+        first, last = low // wide, -(-high // wide)
+        weights = (first * wide, last * wide)
+        crop = (low - weights[0], high - weights[0])
+        return cls((first * deep, last * deep), weights, last - first, crop)
 
 
 def _conv_transpose(node: Node, graph: Graph, box: Box) -> Local:
@@ -118,10 +175,37 @@ def _conv_transpose(node: Node, graph: Graph, box: Box) -> Local:
     for dim, window in enumerate(windows, start=len(shape) - 2):
         start = window.starts(read.box.spans[dim][0] - read.pad[dim][0])
         crop[dim] = (box.spans[dim][0] - start, box.spans[dim][1] - start)
-    read = Read(read.box.replace(channels, (0, shape[channels])), read.pad)
-    reads = (read, *(full(graph, name) for name in node.refs[1:]))
-    args = (x, weight, bias, stride, (0, 0), (0, 0), groups, dilation)
+    assert isinstance(groups, int)
+    outputs = graph.shape(node.output)[channels]
+    part = _Channels.made(box.spans[channels], groups, outputs, shape[channels])
+    crop[channels] = part.crop
+    weights = full(graph, node.refs[1]).box.replace(0, part.reads)
+    reads = (
+        Read(read.box.replace(channels, part.reads), read.pad),
+        Read(weights.replace(1, part.weights) if groups == 1 else weights),
+        *(Read(Box((part.weights,))) for _ in node.refs[2:]),
+    )
+    args = (x, weight, bias, stride, (0, 0), (0, 0), part.groups, dilation)
     return Local(reads, node.op, args, crop=tuple(crop))
+
+
+def _conv_transpose_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
+    local = _conv_transpose(node, graph, box)
+    x, weight, *rest = local.reads
+    dim = box.rank - 3
+    reads = (
+        Read(x.box.replace(dim, channels), x.pad),
+        Read(weight.box.replace(0, channels)),
+        *rest,
+    )
+    args = local.args if channels[0] == 0 else (*local.args[:2], None, *local.args[3:])
+    return Local(reads, local.op, args, crop=local.crop)
+
+
+def sums_channels(node: Node) -> bool:
+    """Whether every result of a convolution is a sum over all the channels it reads."""
+    groups = node.args[6]
+    return groups == 1
 
 
 def _pool_windows(node: Node, dilation: tuple[int, int] = (1, 1)) -> list[Sliding]:
@@ -245,8 +329,15 @@ def _global_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
     return image_place(node, graph, axes)
 
 
-TABLE.add(Rule(place=image_place, local=_conv), "aten.conv2d.default", "aten.conv2d.padding")
-TABLE.add(Rule(place=image_place, local=_conv_transpose), "aten.conv_transpose2d.input")
+TABLE.add(
+    Rule(place=product_place, local=_conv, sums=_conv_sums, makes="c"),
+    "aten.conv2d.default",
+    "aten.conv2d.padding",
+)
+TABLE.add(
+    Rule(place=product_place, local=_conv_transpose, sums=_conv_transpose_sums, makes="c"),
+    "aten.conv_transpose2d.input",
+)
 TABLE.add(Rule(place=image_place, local=_max_pool), "aten.max_pool2d.default")
 TABLE.add(Rule(place=image_place, local=_avg_pool), "aten.avg_pool2d.default")
 TABLE.add(

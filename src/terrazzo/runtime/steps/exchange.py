@@ -20,12 +20,15 @@ class ExchangeStep:
         receives: list[Message] = []
         arrivals = []
         for tag, move in enumerate(self.step.moves):
-            source, target = run.held[move.source], run.empty(move.target)
+            source = run.held[move.source]
+            target = run.zeros(move.target) if move.adds else run.empty(move.target)
             held, wanted = run.box(move.source), run.box(move.target)
             for transfer in move.transfers:
                 if transfer.source == run.device:
                     piece = source[transfer.box.within(held).slices()]
-                    if transfer.destination == run.device:
+                    if transfer.destination == run.device and move.adds:
+                        arrivals.append((target[transfer.box.within(wanted).slices()], piece, True))
+                    elif transfer.destination == run.device:
                         target[transfer.box.within(wanted).slices()] = piece
                     else:
                         sends.append((transfer.destination, tag, piece.contiguous()))
@@ -33,15 +36,17 @@ class ExchangeStep:
                     place = target[transfer.box.within(wanted).slices()]
                     buffer = (
                         place
-                        if place.is_contiguous()
+                        if place.is_contiguous() and not move.adds
                         else torch.empty_like(place, memory_format=torch.contiguous_format)
                     )
                     receives.append((transfer.source, tag, buffer))
-                    arrivals.append((place, buffer))
+                    arrivals.append((place, buffer, move.adds))
             run.held[move.target] = target
         run.links.exchange(sends, receives)
-        for place, buffer in arrivals:
-            if place is not buffer:
+        for place, buffer, adds in arrivals:  # in the order of the plan, so that sums repeat
+            if adds:
+                place.add_(buffer)
+            elif place is not buffer:
                 place.copy_(buffer)
 
     def backward(self, run: Run) -> None:

@@ -10,6 +10,15 @@ from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Combine, Program
 
 
+def _counts(step: Combine, pairs: int) -> Tensor:
+    counts = torch.zeros(len(step.parts), pairs, dtype=torch.float64)
+    for device, (local, place) in enumerate(zip(step.parts, step.places, strict=True)):
+        if local is not None:
+            low, high = place.spans[1]
+            counts[device, low:high] = local.reads[0].box.size // (high - low)
+    return counts
+
+
 class MomentsStep:
     """``again``: its input is not kept but computed again before the backward pass."""
 
@@ -20,8 +29,9 @@ class MomentsStep:
         self.node = program.graph.nodes[step.node]
         _, self.kind, self.groups = self.node.args
         pairs = step.reduction.shape[1]
-        sizes = [local.reads[0].box.size if local else 0 for local in step.parts]
-        self.counts = [size // pairs for size in sizes]
+        self.counts = _counts(step, pairs)
+        """By device and pair of statistics: over how many elements."""
+        self.place = step.places[device].slices()[1]
         array, local = program.arrays[step.inputs[0]], step.parts[device]
         assert array.boxes is not None
         held = array.boxes[device]
@@ -35,7 +45,11 @@ class MomentsStep:
             part = torch.zeros(self.step.reduction.shape, dtype=dtype, device=run.torch_device)
         else:
             rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
-            part = part_moments(rows, self.counts[run.device])
+            part = part_moments(rows, rows.numel() // rows.shape[1])
+            if part.shape != self.step.reduction.shape:
+                full = part.new_zeros(self.step.reduction.shape)
+                full[:, self.place] = part
+                part = full
         moments = merge(part, run.links, self.counts)
         run.held[self.step.target] = moments
         if self.step.target in run.carriers:
@@ -51,7 +65,8 @@ class MomentsStep:
         grad = run.gradient(self.step.target)
         if self.own is None:
             return
-        total = sum(self.counts)
+        grad, moments = grad[:, self.place], moments[:, self.place]
+        total = self.counts.sum(0)[self.place].to(grad)
         slope = 2.0 * grad[1] / total
         level = grad[0] / total - slope * moments[0]
         self._add(run, x, level.to(x.dtype), slope.to(x.dtype))
