@@ -23,7 +23,8 @@ SMALL_BYTES = 64
 FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 1 << 18, 1 << 18, 16 << 20
 LONG_S = 0.6
 """How long a flow is measured: many turns of a quota, many buckets of a shaper."""
-PINGS, MESSAGES = 15, 60
+PINGS, MESSAGES = 11, 60
+PAUSE_S = 0.025
 SUMMED_BYTES, GATHERED_BYTES = (1 << 12, 1 << 20, 8 << 20), (1 << 10, 1 << 16)
 SHARED_BELOW = 0.65
 """All at once get less than this part of what pairs alone would: they share something."""
@@ -68,13 +69,15 @@ def _latency_s(links: Links) -> float:
         _meet(links)
         if links.device in (first, second):
             trips = [_ping(links, first, second) for _ in range(PINGS)]
-            if links.device == first:
-                own = trips
+            own = trips if links.device == first else own
     return statistics.median(own) / 2
 
 
 def _ping(links: Links, first: int, second: int) -> float:
+    """Seconds there and back, after a pause in which a device gets its next turn."""
     out, back = torch.zeros(SMALL_BYTES // 4), torch.zeros(SMALL_BYTES // 4)
+    if links.device == first:
+        time.sleep(PAUSE_S)
     begin_s = time.perf_counter()
     if links.device == first:
         links.exchange([(second, 1, out)], [])

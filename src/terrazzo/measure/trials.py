@@ -127,6 +127,11 @@ def _whole(node: Node, graph: Graph) -> tuple[Local, Box]:
 def _cut(node: Node, graph: Graph, what: str, count: int) -> tuple[Local, Box] | None:
     if what == ROWS:
         return _fewer_rows(node, graph, count)
+    return cut_channels(node, graph, what, count)
+
+
+def cut_channels(node: Node, graph: Graph, what: str, count: int) -> tuple[Local, Box] | None:
+    """One in ``count`` of a product's output or input channels; None where it has none to cut."""
     local, box = _whole(node, graph)
     shapes = [read.box.shape for read in local.reads]
     kind = node.op.split(".")[1]
