@@ -123,10 +123,10 @@ class _Clock:
         if number:
             more = self.rules.rounds - number - 1
             known_s = sum(entry.next_s * (1 + more) for entry in waiting)
-            left_s = min(left_s, known_s)
-        elif left_s == 0:
-            return f"over its time, {len(waiting)} peers to go"
-        return f"about {seconds_text(round(left_s))} left"
+            return f"about {seconds_text(round(min(left_s, known_s)))} left"
+        if left_s == 0:
+            return f"over its time, {len(waiting)} to go"
+        return f"{len(waiting)} to go, at most {seconds_text(round(left_s))}"
 
 
 def _enter(case: Case, name: str, hosts: Hosts, lead: int) -> _Entry:

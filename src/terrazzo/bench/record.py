@@ -96,10 +96,10 @@ class Race:
 
     def efficiency(self, row: Row) -> float | None:
         """The speedup, of what all devices' arithmetic together would allow."""
-        from terrazzo.bench.peers import BASELINES
+        from terrazzo.bench.peers import BASELINES, ONE_CORE
 
-        speedup = self.speedup(row)
-        return None if speedup is None or row.peer in BASELINES else speedup / self.strength
+        speedup, one = self.speedup(row), (*BASELINES, ONE_CORE)
+        return None if speedup is None or row.peer in one else speedup / self.strength
 
     def to_dict(self) -> dict[str, Any]:
         rows = [

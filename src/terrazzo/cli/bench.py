@@ -246,7 +246,7 @@ def _hold(
                 for case in (c for c in cases if (c.on, c.threads) == (on, threads)):
                     left_s = max(0.0, rules.budget_s - (time.monotonic() - began_s))
                     held = hold_race(
-                        case, hosts, names, rules=replace(rules, budget_s=left_s),
+                        case, hosts, _meant(names, case), rules=replace(rules, budget_s=left_s),
                         truths=truths, scratch=folder.path, say=say,
                     )  # fmt: skip
                     began_s = time.monotonic()
@@ -257,6 +257,11 @@ def _hold(
         if not races:
             folder.discard()
     return races, provenance, folder.path
+
+
+def _meant(names: Sequence[str], case: Case) -> list[str]:
+    """One core of a device is no row of its own where a device is one core."""
+    return [name for name in names if name != "core" or case.threads > 1]
 
 
 def _place(options: argparse.Namespace, on: str, threads: int) -> Place:

@@ -171,6 +171,8 @@ def show_verification(found: Verification, tolerance: float) -> None:
     for name, figures in zip(found.names, found.devices, strict=True):
         table.add_row(name, *(_cell(figure, len(kinds) > 1) for figure in figures))
     console.print(table)
+    if len(kinds) > 1:
+        console.print("seen/asked for", style="dim")
     for figure in found.together:
         console.print(Text(f"all devices: {figure}", style="" if figure.ok else "bold red"))
     if found.ok:
@@ -182,7 +184,7 @@ def show_verification(found: Verification, tolerance: float) -> None:
 def _cell(figure: Figure, with_wish: bool) -> Text:
     text = _scaled(figure, figure.seen)
     if with_wish and figure.wanted:
-        text += f" of {_scaled(figure, figure.wanted)}"
+        text += f"/{_scaled(figure, figure.wanted)}"
     return Text(text, style="" if figure.ok else "bold red")
 
 

@@ -135,8 +135,9 @@ class Network:
             self._shape_end(ip, name, self.topology.devices[device].link)
             if air is not None:
                 _send_through(ip, port, air)
-        slowest = min(device.link.bits_per_s for device in self.topology.devices)
-        ip.link("set", index=bridge, gso_max_size=_bundle_bytes(slowest))
+        # What the switch itself sends is paced by who sends it, in bundles for the link it is for.
+        fastest = max(device.link.bits_per_s for device in self.topology.devices)
+        ip.link("set", index=bridge, gso_max_size=_bundle_bytes(fastest))
 
     def _build_air(self, ip: Any) -> int | None:
         """An interface through which each frame must pass before the bridge sees it."""

@@ -116,7 +116,8 @@ def _wires(
     counts = [_traffic(hosts)]
     up = flows(_pairs(probes.inside, probes.switch, [SWITCH_ADDRESS] * len(columns)), seconds)
     counts.append(_traffic(hosts))
-    down = flows(_pairs(probes.switch, probes.inside, _addresses(hosts)), seconds)
+    rates = [device.link.bits_per_s for device in hosts.topology.devices]
+    down = flows(_pairs(probes.switch, probes.inside, _addresses(hosts)), seconds, rates)
     counts.append(_traffic(hosts))
     devices = zip(columns, hosts.topology.devices, up, down, strict=True)
     for figures, device, sent, received in devices:
@@ -153,13 +154,22 @@ def _air(
     return [Figure("air", "Mbit/s", 1e6, total, hosts.topology.air_bits_per_s, tolerance)]
 
 
-def flows(pairs: Sequence[tuple[Probe, Probe, str]], seconds: float) -> list[Flow]:
-    """Long flows from sender to receiver at its address, all at once."""
+def flows(
+    pairs: Sequence[tuple[Probe, Probe, str]],
+    seconds: float,
+    bits_per_s: Sequence[float] | None = None,
+) -> list[Flow]:
+    """Long flows from sender to receiver at its address, all at once.
+
+    A sender at the switch, which has links of several rates behind it, is told its receiver's.
+    """
+    rates = bits_per_s or [0.0] * len(pairs)
     ports = [_ask(receiver, "listen")["port"] for _, receiver, _ in pairs]
     for _, receiver, _ in pairs:
         receiver.ask("receive", skip_s=SKIP_S, seconds=seconds)
-    for (sender, _, address), port in zip(pairs, ports, strict=True):
-        sender.ask("send", address=address, port=port, seconds=seconds + 2 * SKIP_S)
+    for (sender, _, address), port, rate in zip(pairs, ports, rates, strict=True):
+        whole_s = seconds + 2 * SKIP_S
+        sender.ask("send", address=address, port=port, seconds=whole_s, bits_per_s=rate)
     for sender, _, _ in pairs:
         sender.answer()
     found = [receiver.answer() for _, receiver, _ in pairs]
