@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from importlib import resources
 
 from terrazzo.bench.record import Provenance, Race, Row
-from terrazzo.bench.table import COLUMNS, cells
+from terrazzo.bench.table import COLUMNS, cells, title
 from terrazzo.records.units import bytes_text, seconds_text
 from terrazzo.report.charts import Axis, Bar, Curve, bar_chart, line_chart, linear_axis
 from terrazzo.report.svg import Markup, tag
 
+STYLE = """
+h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
+.race td, .race th { text-align: right; padding: .22rem 0 .22rem .9rem; }
+.race td:first-child, .race th:first-child { text-align: left; padding-left: 0; }
+.claims td { white-space: normal; min-width: 8rem; }
+.claims td:first-child { min-width: 0; }
+"""
 MEMORY_KEYS = (("idle", "the process before it holds a model"), ("many", "training, beyond that"))
 
 
@@ -22,17 +29,17 @@ def page(races: Sequence[Race], provenance: Provenance, *, extra: str = "") -> s
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", "Terrazzo race"),
-        tag("style", Markup(style), Markup("td,th{text-align:right;padding:.2rem .6rem}")),
+        tag("style", Markup(style), Markup(STYLE)),
     )
     notes = [tag("p", note, class_="quiet") for note in provenance.notes]
-    title = tag("header", tag("h1", "Terrazzo race"), tag("p", provenance.text), *notes)
-    body = [title, Markup(extra), *_growth(races), *(_race(race) for race in races)]
+    header = tag("header", tag("h1", "Terrazzo race"), tag("p", provenance.text), *notes)
+    body = [header, Markup(extra), *_growth(races), *(_race(race) for race in races)]
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("main", *body))}</html>\n'
 
 
 def _race(race: Race) -> Markup:
     done = [row for row in race.rows if row.done]
-    missing = [tag("li", f"{row.peer}: {row.problem}") for row in race.rows if not row.done]
+    missing = [tag("li", f"{title(row)}: {row.problem}") for row in race.rows if not row.done]
     parts = [
         tag("h2", race.case.title),
         tag("h3", "Seconds a step: shorter is better"),
@@ -55,24 +62,24 @@ def _time(race: Race, row: Row) -> Bar:
     beside = "" if speedup is None else f", {speedup:.2f}x"
     kind = "many" if row.exact else "waiting"
     same = "" if row.exact else ", other gradients"
-    return Bar(row.peer, {kind: row.median_s}, f"{seconds_text(row.median_s)}{beside}{same}")
+    return Bar(title(row), {kind: row.median_s}, f"{seconds_text(row.median_s)}{beside}{same}")
 
 
 def _memory(row: Row) -> Bar:
     idle = row.most_bytes - row.most_own_bytes
     text = f"{bytes_text(row.most_bytes)}, {bytes_text(row.most_own_bytes)} beyond idle"
-    return Bar(row.peer, {"idle": idle, "many": row.most_own_bytes}, text)
+    return Bar(title(row), {"idle": idle, "many": row.most_own_bytes}, text)
 
 
 def _sent(row: Row) -> Bar:
     most = max(row.sent_bytes or (0,))
-    return Bar(row.peer, {"exchange": most}, bytes_text(most))
+    return Bar(title(row), {"exchange": most}, bytes_text(most))
 
 
 def _table(race: Race, done: Sequence[Row]) -> Markup:
     head = tag("tr", *(tag("th", column) for column in COLUMNS))
     body = [tag("tr", *(tag("td", cell.plain) for cell in cells(race, row))) for row in done]
-    return tag("table", head, *body)
+    return tag("div", tag("table", head, *body, class_="race"), class_="wide")
 
 
 def _growth(races: Sequence[Race]) -> list[Markup]:
@@ -84,8 +91,7 @@ def _growth(races: Sequence[Race]) -> list[Markup]:
         if len(counts) < 2:
             continue
         x = Axis(1, counts[-1], [(n, str(n)) for n in range(1, counts[-1] + 1)])
-        title = f"{subject[0]}, batch {subject[1]}: speedup over devices"
-        found.append(tag("h2", title))
+        found.append(tag("h2", f"{subject[0]}, batch {subject[1]}: speedup over devices"))
         for peer in dict.fromkeys(row.peer for race in same for row in race.rows):
             points = [
                 (race.devices, speedup)

@@ -32,8 +32,9 @@ def markup(races: Sequence[Race]) -> Markup:
     curves = [
         join(tag("h3", race.case.title), bar_chart(_bars(race))) for race in races if curve(race)
     ]
+    table = tag("div", tag("table", head, *rows, class_="claims"), class_="wide")
     title = "Seconds a step by groups: one layout, only the borders of groups differ"
-    return join(tag("h2", "Beside the published"), tag("table", head, *rows), tag("h2", title),
+    return join(tag("h2", "Beside the published"), table, tag("h2", title),
                 *curves)  # fmt: skip
 
 
