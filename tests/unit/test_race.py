@@ -256,6 +256,11 @@ class TestCommand:
             ("--on 2xpi --model resnet18", "pi"),
             ("--on 2 --model resnet18 --rounds 0", "must be positive"),
             ("--model resnet18", "needs --on and --model"),
+            ("--on 2 --model resnet18 --minutes 0", "must be positive"),
+            ("--on 2 --model resnet18 --size 0", "--size 0"),
+            ("--on 2 --model resnet18 --threads 3 --processes 2", "--threads 3 --processes 2"),
+            ("--on 2 --model resnet18 --plan gone.json", "gone.json cannot be read"),
+            (f"--on 2 --model resnet18 --plan {__file__}", "this is no plan record"),
             ("--standard --model resnet18", "leave out --on"),
         ],
     )

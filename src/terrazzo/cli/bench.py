@@ -49,12 +49,17 @@ examples:
   terrazzo bench race --on 2xpi3 --on 4xpi3 --on 6xpi3 --model resnet18 --batch 6
       three clusters, one after the other; the page draws the speedup over devices
   terrazzo bench race --standard
-      every model and cluster of docs/benchmarks.md: many hours
+      every model and cluster of docs/benchmarks.md, five minutes each: more than an hour
   terrazzo bench race --on 4xpi4 --model unet32 --batch 1 --peers alone,each,one
   terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1 --terrazzo "tiles:3x2 4"
       also Terrazzo with this layout in four groups
+  terrazzo bench race --on 4xpi3 --model yolov2-front --batch 6 --threads 4 --processes 4
+      four threads a device, each in a process of its own: 16 processes share the work
   terrazzo bench race --on 3 --model resnet18 --batch 3 --size 64 --plan plan.json
       also a plan that was saved
+
+A race takes about five minutes (--minutes), lab included: every peer has one turn, and more as
+long as time is left. The table says how many steps were measured.
 
 All peers train the same step from the same weights on the same images, in turns; their gradients
 are compared with plain PyTorch's. A peer that can't do it is a row that says why, and counts as
@@ -66,6 +71,8 @@ examples:
   terrazzo bench paper
       YOLOv2's first 17 operators on 2 to 6 emulated Raspberry Pi 3, batches 1 to 6: hours
   terrazzo bench paper --on 2xpi3 --on 6xpi3 --batch 1
+  terrazzo bench paper --on 4xpi3 --batch 1 --threads 4 --minutes 10
+      also devices of four threads, in one process and in four, against one core
 
 Speedup, memory and the curve of grouping (one layout, only the borders of groups differ), beside
 the published 2x to 15x over one core, 8x less memory, and 1.5x from grouping.
@@ -162,12 +169,28 @@ def race(options: argparse.Namespace) -> int:
     if options.standard and (options.on or options.model):
         raise UsageError("--standard brings its own devices and models: leave out --on and --model")
     cases = standard_cases() if options.standard else _asked_cases(options)
+    for path in options.plan:
+        _require_plan(path)
     names = options.peers.split(",") if options.peers else list(peers.NAMES)
     names += [f"terrazzo {text}" for text in options.terrazzo]
     names += [f"plan {path.resolve()}" for path in options.plan]
     races, provenance, folder = _hold(options, cases, names)
     _save(folder, provenance, page(races, provenance))
     return int(any(row.broke_promise for held in races for row in held.rows))
+
+
+def _require_plan(path: Path) -> None:
+    """What is no plan is told before anything starts."""
+    from terrazzo.records import Plan
+
+    try:
+        Plan.load(path)
+    except OSError as error:
+        raise UsageError(
+            f"--plan {path} cannot be read: {error.strerror}; make one with terrazzo plan --save"
+        ) from error
+    except (UsageError, UnicodeDecodeError) as error:
+        raise UsageError(f"--plan {path}: {error}") from error
 
 
 def _asked_cases(options: argparse.Namespace) -> list[Case]:
