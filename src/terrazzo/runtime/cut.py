@@ -164,14 +164,16 @@ def _is_elementwise(name: str) -> bool:
 
 def _check_shapes(name: str, args: Any, kwargs: Mapping[str, Any], home: Home) -> None:
     """A tensor of another shape would broadcast over a part as it would not over the whole."""
+    if name.startswith(("_foreach_", "_fused_")):
+        return  # lists of many weights, each with its own
     for leaf in pytree.tree_leaves((args, kwargs)):
-        if not isinstance(leaf, Tensor) or leaf.numel() == 1:
+        if not isinstance(leaf, Tensor):
             continue
         other = leaf.home.name if isinstance(leaf, CutTensor) else None
-        if name.startswith(("_foreach_", "_fused_")):
-            continue  # lists of many weights, each with its own
         with torch._C.DisableTorchFunctionSubclass():
-            shape = tuple(leaf.shape)
+            shape, single = tuple(leaf.shape), leaf.numel() == 1
+        if single:
+            continue
         if shape != home.box.shape or (other or home.name) != home.name:
             raise _refusal(
                 home, f"torch's {name} with {other or 'a tensor'} of shape {list(shape)}"

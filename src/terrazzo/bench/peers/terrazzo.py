@@ -12,7 +12,9 @@ import terrazzo as tz
 from terrazzo.bench.cases import Case
 from terrazzo.bench.peers.peer import Trainer, Work
 from terrazzo.bench.task import WithLoss, gradients_of, loss_of, optimizer_of
-from terrazzo.errors import UsageError
+from terrazzo.errors import PlanError, UsageError
+from terrazzo.runtime.cut import plain
+from terrazzo.runtime.net import Net
 
 
 class Terrazzo:
@@ -48,14 +50,24 @@ class TerrazzoTrainer(Trainer):
         task = work.task()
         self.work, self.model, self.images = work, task.model, task.images
         self.loss: Callable[[Tensor], Tensor]
-        if peer.plan is not None:  # made for the bare model: the loss stays outside
-            net = tz.parallelize(task.model, (task.images,), tz.Plan.load(peer.plan))
-            self.loss = lambda images: loss_of(net(images))
+        whole = WithLoss(task.model)
+        if peer.plan is None:
+            net = tz.parallelize(whole, (task.images,), layout=peer.layout, groups=peer.groups)
+            self.loss, self.prefix = net, "model."
         else:
-            self.loss = tz.parallelize(
-                WithLoss(task.model), (task.images,), layout=peer.layout, groups=peer.groups
-            )
+            net = self._planned(whole, tz.Plan.load(peer.plan))
+        self.net = net
         self.optimizer = optimizer_of(task.model.parameters())
+
+    def _planned(self, whole: WithLoss, plan: tz.Plan) -> Net:
+        """A plan for the model with its loss, or for the bare model: the loss stays outside."""
+        try:
+            net = tz.parallelize(whole, (self.images,), plan)
+            self.loss, self.prefix = net, "model."
+        except PlanError:
+            net = tz.parallelize(self.model, (self.images,), plan)
+            self.loss, self.prefix = (lambda images: loss_of(net(images))), ""
+        return net
 
     def step(self) -> None:
         torch.autograd.backward(self.loss(self.images))
@@ -65,4 +77,8 @@ class TerrazzoTrainer(Trainer):
         self.optimizer.zero_grad()
 
     def gradients(self) -> dict[str, Tensor]:
-        return gradients_of(self.model) if self.work.device == 0 else {}
+        found = gradients_of(self.model)
+        for name, home in self.net.homes.items():
+            own = name.removeprefix(self.prefix)
+            found[own] = home.gather(plain(found[own]))
+        return found if self.work.device == 0 else {}
