@@ -25,6 +25,16 @@ def gap(peer: str, truth: Truth) -> float:
     return worst_gap(trainer.gradients(), truth.gradients)
 
 
+class TestParts:
+    def test_parts_are_a_step(self) -> None:
+        whole, parts = (peers.find("accumulate").build(peers.Work(CASE, 0, 1)) for _ in range(2))
+        whole.step()
+        for number in range(parts.parts):
+            parts.part(number)
+        assert parts.parts == CASE.batch
+        assert worst_gap(parts.gradients(), whole.gradients()) == 0
+
+
 class TestTruth:
     def test_it_is_in_float64_and_torch_is_left_as_it_was(self, truth: Truth) -> None:
         assert {g.dtype for g in truth.gradients.values()} == {torch.float64}

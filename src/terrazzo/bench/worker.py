@@ -21,6 +21,7 @@ from terrazzo.bench.turn import BEGIN, END, MARK, READY, Job, gradient_file
 
 POLL_S = 0.05
 MOST_STEPS = 20
+TIMED_PARTS = 2
 LIMIT_S = 90.0
 
 
@@ -37,6 +38,7 @@ class _Worker:
         self.job = job
         self.device = device
         self.together = job.workers > 1
+        self.said = ""
 
     def run(self) -> None:
         import terrazzo as tz
@@ -65,10 +67,11 @@ class _Worker:
             self.trainer.update()
             _forget_peak()
             _pause(job, f"{BEGIN}-{number}")
+            self.said = self.trainer.choice_text(choice)
             seconds = self._measure(job.seconds / len(choices))
             _pause(
                 job, f"{END}-{number}", seconds=seconds, choice=choice,
-                peak_bytes=_memory_bytes("VmHWM"), choice_text=self.trainer.choice_text(choice),
+                peak_bytes=_memory_bytes("VmHWM"), choice_text=self.said,
             )  # fmt: skip
             tried_s += self._agreed(time.perf_counter() - began_s)
             if min(seconds) > best or tried_s > job.patience_s:
@@ -76,9 +79,24 @@ class _Worker:
             best = min(seconds)
 
     def _measure(self, seconds: float) -> list[float]:
-        first = self._timed_step()
+        first = self._timed_step() if self.trainer.parts <= TIMED_PARTS else self._by_parts(seconds)
         count = max(1, min(MOST_STEPS, round(seconds / first)))
         return [first, *(self._timed_step() for _ in range(count - 1))]
+
+    def _by_parts(self, seconds: float) -> float:
+        """A step of equal parts: where it is long, from its first ones, and it is said."""
+        trainer, parts_s = self.trainer, []
+        for number in range(trainer.parts):
+            begin = time.perf_counter()
+            trainer.part(number)
+            parts_s.append(time.perf_counter() - begin)
+            if number + 1 == TIMED_PARTS and sum(parts_s) * trainer.parts / TIMED_PARTS > seconds:
+                self.said = f"{TIMED_PARTS} of {trainer.parts} timed"
+                break
+        begin = time.perf_counter()
+        trainer.update()
+        update_s = time.perf_counter() - begin
+        return sum(parts_s) / len(parts_s) * trainer.parts + update_s
 
     def _timed_step(self) -> float:
         """Until the last device is done; all devices get device 0's figure."""

@@ -29,11 +29,15 @@ class AloneTrainer(Trainer):
         task = work.task()
         self.model = task.model
         self.pieces = task.images.chunk(pieces)
+        self.parts = len(self.pieces)
         self.optimizer = optimizer_of(self.model.parameters())
 
+    def part(self, number: int) -> None:
+        torch.autograd.backward(loss_of(self.model(self.pieces[number])) / self.parts)
+
     def step(self) -> None:
-        for images in self.pieces:
-            torch.autograd.backward(loss_of(self.model(images)) / len(self.pieces))
+        for number in range(self.parts):
+            self.part(number)
 
     def update(self) -> None:
         self.optimizer.step()

@@ -36,12 +36,19 @@ class Trainer(ABC):
     choices: Sequence[int] = (0,)
     """What the warm-up tries; the fastest is kept. Its meaning is the peer's own."""
 
+    parts: int = 1
+    """Equal parts of a step, one after the other; where there are many, a few may be timed."""
+
     def choice_text(self, choice: int) -> str:
         """What a choice is called in the race's table."""
         return ""
 
     def use(self, choice: int) -> None:  # noqa: B027 - most have nothing to choose
         """From now on with this choice, also if that means to start again."""
+
+    def part(self, number: int) -> None:
+        """One of the parts of a step."""
+        self.step()
 
     @abstractmethod
     def step(self) -> None:
