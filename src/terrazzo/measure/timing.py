@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -20,7 +20,10 @@ from terrazzo.runtime.operators import OVERWRITING, Operator, local_operator
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
+CACHE_BYTES, MOST_SEATS = 16 << 20, 12
+LONG_FLOPS = 2 * 10**8
 PERIOD = 65521
+ELEMENT_BYTES, ALIGNED = 4, 16
 JOINT = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "normalize")
 """Operators whose gradients come out of one call."""
 
@@ -41,64 +44,99 @@ def keep_memory() -> None:
 
 def time_trial(trial: Trial, watch: Stopwatch) -> Timing:
     """Raw seconds of one trial."""
-    tensors = [
-        _tensor(read.box.shape, dtype)
-        for read, dtype in zip(trial.local.reads, trial.dtypes, strict=True)
-    ]
     held = [read.box for read in trial.local.reads]
     operator = local_operator(trial.local, held, shape=trial.shape, box=trial.box)
     kind = trial.local.op.split(".")[1]
+    seats = _Seats(trial, operator)
     if kind == "moments":
-        return _time_moments(trial, operator, tensors[0], watch)
-    made: list[Tensor] = []
-    forward_s = _time_forward(operator, tensors, watch, made)
-    result = made[-1] if made else _main(operator(tensors, _site))
-    if not result.requires_grad:
+        return _time_moments(trial, seats, watch)
+    forward_s = _time_forward(seats, watch)
+    seats.fill()
+    if not seats.results[0].requires_grad:
         return Timing(trial.load, forward_s)
-    gradient = torch.ones_like(result)
-
-    def backward(inputs: list[Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(
-            result, inputs, gradient, retain_graph=True, allow_unused=True
-        )
-
-    parameters = [tensors[place] for place in trial.weights]
-    maps = [tensor for place, tensor in enumerate(tensors) if place not in trial.weights]
+    parameters = list(trial.weights)
+    maps = [place for place in range(len(trial.local.reads)) if place not in trial.weights]
     if kind in JOINT or not trial.load.is_product:
-        return Timing(trial.load, forward_s, watch.seconds(backward([*maps, *parameters])))
-    input_s = watch.seconds(backward(maps)) if maps else None
-    weight_s = watch.seconds(backward(parameters)) if parameters else None
+        return Timing(trial.load, forward_s, watch.seconds(seats.backward([*maps, *parameters])))
+    input_s = watch.seconds(seats.backward(maps)) if maps else None
+    weight_s = watch.seconds(seats.backward(parameters)) if parameters else None
     return Timing(trial.load, forward_s, input_s, weight_s)
 
 
-def _time_forward(
-    operator: Operator, tensors: list[Tensor], watch: Stopwatch, made: list[Tensor]
-) -> float:
-    """Leaves its last result in ``made``: on a slow device another call would be dear.
+class _Seats:
+    """One trial laid out several times, taken in turn: no call finds its data in a cache.
 
-    An activation overwrites its input, as it does in a step wherever nobody else reads it.
+    In a training step everything else passes between two calls of an operator. Only a long call
+    has one seat, because it fills the caches by itself.
     """
+
+    def __init__(self, trial: Trial, operator: Operator) -> None:
+        self.operator = operator
+        load = trial.load
+        size = max(1, ELEMENT_BYTES * (load.reads + load.writes + load.weights))
+        count = 1 if load.flops > LONG_FLOPS else max(1, min(MOST_SEATS, CACHE_BYTES // size))
+        shapes = [read.box.shape for read in trial.local.reads]
+        self.tensors = [
+            [
+                _numbers().take(shape, dtype)
+                for shape, dtype in zip(shapes, trial.dtypes, strict=True)
+            ]
+            for _ in range(count)
+        ]
+        self.results: list[Tensor] = []
+        self._turn = 0
+
+    def next(self) -> int:
+        self._turn = (self._turn + 1) % len(self.tensors)
+        return self._turn
+
+    def forward(self) -> None:
+        """One call; as many results are kept as there are seats, for the memory they lie in."""
+        seat = self.next()
+        if len(self.results) == len(self.tensors):
+            del self.results[0]
+        # What it reads was just made by another operator, weights lay unused since the last step.
+        tensors = [self.tensors[0][0], *self.tensors[seat][1:]]
+        self.results.append(_main(self.operator(tensors, _site)))
+
+    def fill(self) -> None:
+        """A result for each seat, from its own tensors."""
+        if len(self.tensors) > 1 or not self.results:
+            self.results = [_main(self.operator(tensors, _site)) for tensors in self.tensors]
+        self.gradient = torch.ones_like(self.results[0])
+
+    def backward(self, places: Sequence[int]) -> Callable[[], object]:
+        """The gradient of some of the tensors, as a call."""
+
+        def call() -> object:
+            seat = self.next()
+            inputs = [self.tensors[seat][place] for place in places]
+            return torch.autograd.grad(
+                self.results[seat], inputs, self.gradient, retain_graph=True, allow_unused=True
+            )
+
+        return call
+
+
+def _time_forward(seats: _Seats, watch: Stopwatch) -> float:
+    """An activation overwrites its input, as it does in a step wherever nobody else reads it."""
+    operator = seats.operator
     if operator.op not in OVERWRITING or operator.prepare:
-
-        def call() -> None:
-            made.clear()  # before the next one is made, so that it gets the same memory
-            made.append(_main(operator(tensors, _site)))
-
-        return watch.seconds(call)
-    own = [tensor.detach() for tensor in tensors]
+        return watch.seconds(seats.forward)
+    own = [tensor.detach().clone() for tensor in seats.tensors[0]]
     writing = Operator(operator.op, operator.args, shape=operator.shape, box=operator.box)
     writing.overwrite()
     with torch.no_grad():
         return watch.seconds(lambda: writing(own, _site))
 
 
-def _time_moments(trial: Trial, operator: Operator, x: Tensor, watch: Stopwatch) -> Timing:
+def _time_moments(trial: Trial, seats: _Seats, watch: Stopwatch) -> Timing:
     """Statistics: their gradient is added to a map in place, as the runtime does it."""
-    x = x.detach()
-    forward_s = watch.seconds(lambda: operator([x], _site))
-    grad, shape = torch.zeros_like(x), (1, -1, 1, 1)
-    slope, level = (torch.full((x.shape[1],), 1e-9, dtype=x.dtype).view(shape) for _ in range(2))
-    backward_s = watch.seconds(lambda: grad.addcmul_(x, slope).add_(level))
+    maps = [tensors[0].detach() for tensors in seats.tensors]
+    forward_s = watch.seconds(lambda: seats.operator([maps[0]], _site))
+    grad, shape = torch.zeros_like(maps[0]), (1, -1, 1, 1)
+    numbers = torch.full((maps[0].shape[1],), 1e-9, dtype=grad.dtype).view(shape)
+    backward_s = watch.seconds(lambda: grad.addcmul_(maps[seats.next()], numbers).add_(numbers))
     return Timing(trial.load, forward_s, backward_s)
 
 
@@ -130,20 +168,33 @@ def smaller(one: Timing, other: Timing) -> Timing:
     )
 
 
-def _tensor(shape: tuple[int, ...], dtype: str) -> Tensor:
+class _Numbers:
     """Random numbers, or a max pool would guess right where the next maximum is.
 
     They repeat, because drawing so many would take longer than computing with them, and are
-    positive: variances are among what is read.
+    positive: variances are among what is read. Tensors lie in them one after the other.
     """
-    count, block = prod(shape), _drawn()
-    numbers = block.repeat(-(-count // len(block)))[:count].view(shape)
-    return numbers.to(getattr(torch, dtype)).detach().requires_grad_()
+
+    def __init__(self) -> None:
+        block = torch.rand(PERIOD, generator=torch.Generator().manual_seed(0)) + 0.5
+        self._all = block.repeat(CACHE_BYTES // ELEMENT_BYTES // PERIOD + 1)
+        self._next = 0
+
+    def take(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        count = prod(shape)
+        if self._next + count > len(self._all):
+            self._next = 0
+        if count > len(self._all):
+            numbers = self._all.repeat(-(-count // len(self._all)))[:count]
+        else:
+            numbers = self._all[self._next : self._next + count]
+            self._next += -(-count // ALIGNED) * ALIGNED
+        return numbers.view(shape).to(getattr(torch, dtype)).detach().requires_grad_()
 
 
 @cache
-def _drawn() -> Tensor:
-    return torch.rand(PERIOD, generator=torch.Generator().manual_seed(0)) + 0.5
+def _numbers() -> _Numbers:
+    return _Numbers()
 
 
 def _main(result: Tensor | tuple[Tensor, ...]) -> Tensor:
