@@ -168,3 +168,35 @@ class TestStarting:
         assert (result.ok, lines) == (True, {0: ["small-0"]})
         assert gather(hosts, "pass")[0].ok
         assert not any(other.name in path for path in state.names())
+
+
+class TestSpeeds:
+    def test_a_part_of_the_share_and_all_of_it_again(self, hosts: LabHosts) -> None:
+        before = hosts.shares
+        with hosts.slowed(0.5):
+            assert hosts.shares == tuple(share / 2 for share in before)
+            assert _busy_share(hosts) < 0.15
+        assert hosts.shares == before
+
+    def test_links_are_lifted_and_shaped_again(self, hosts: LabHosts) -> None:
+        with Probes.start(hosts, compute=False) as probes:
+            pairs = [(probes.inside[0], probes.inside[1], hosts.address(1))]
+            with hosts.full_speed(links=True):
+                (fast,) = flows(pairs, 0.4)
+            (slow,) = flows(pairs, 0.4)
+        assert fast.bits_per_s > 2 * 40e6
+        assert slow.bits_per_s < 1.15 * 40e6
+
+    def test_more_threads_than_cores_are_refused(self, hosts: LabHosts) -> None:
+        with pytest.raises(LabError, match=r"4096 threads a device need 4096 cores.*has \d+"):
+            hosts.use_threads(4096)
+        assert hosts.given_threads == 0
+
+
+def _busy_share(hosts: LabHosts) -> float:
+    code = (
+        "import time; begin, used = time.perf_counter(), time.process_time()\n"
+        "while time.perf_counter() - begin < 1: pass\n"
+        "print((time.process_time() - used) / (time.perf_counter() - begin))"
+    )
+    return max(float(line) for (line,) in gather(hosts, code)[1].values())
