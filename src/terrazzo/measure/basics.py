@@ -53,14 +53,14 @@ def fresh_s_per_byte() -> float:
     return max(0.0, touched_s - again_s) / FRESH_BYTES
 
 
-def update_s_per_element(watch: Stopwatch) -> Mapping[str, float]:
+def update_s_per_element(watch: Stopwatch, *, elements: int = UPDATED) -> Mapping[str, float]:
     """An optimiser's step on one tensor of weights, by element."""
     found = {}
     for name in ("sgd", "momentum", "adam"):
-        weight = nn.Parameter(torch.zeros(UPDATED))
-        weight.grad = torch.full((UPDATED,), 1e-3)
+        weight = nn.Parameter(torch.zeros(elements))
+        weight.grad = torch.full((elements,), 1e-3)
         optimizer = _optimizer(name, [weight])
-        found[name] = watch.seconds(optimizer.step) / UPDATED
+        found[name] = watch.seconds(optimizer.step) / elements
     return found
 
 

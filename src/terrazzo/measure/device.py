@@ -49,6 +49,15 @@ class Terms:
     budget_s: float
 
 
+def warm_up() -> None:
+    """Everything once, on next to nothing: first calls load half of torch, which takes seconds."""
+    watch = Stopwatch(1)
+    calls_s(watch), update_s_per_element(watch, elements=8)
+    x, weight = (torch.zeros(1, 8, 16, 16).requires_grad_() for _ in range(2))
+    result = torch.conv2d(x, weight[:, :, :3, :3], padding=1)
+    torch.autograd.grad(result.sum(), [x, weight])
+
+
 def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> DeviceProfile:
     """Everything a device does alone; others should be doing the same at this time."""
     keep_memory()

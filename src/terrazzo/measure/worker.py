@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from terrazzo.errors import TerrazzoError
-from terrazzo.measure.device import Terms, measure_device
+from terrazzo.measure.device import Terms, measure_device, warm_up
 from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
 from terrazzo.measure.links import measure_network
 from terrazzo.records import document
@@ -34,6 +34,7 @@ def _measure(folder: Path) -> None:
     job, graph = MeasureJob.read(folder)
     join(os.environ, timeout_s=TIMEOUT_S)
     links = connect()
+    warm_up()
     say(READY)
     while not go_path(folder).exists():
         time.sleep(POLL_S)

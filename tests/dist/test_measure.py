@@ -1,0 +1,177 @@
+"""Measuring for real: two processes, their operators and the links between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from devices import run_on
+from torch import nn
+
+from terrazzo.cli.cluster import _run
+from terrazzo.cluster import LocalHosts
+from terrazzo.errors import RunError
+from terrazzo.graph.export import export
+from terrazzo.measure.device import Terms, measure_device
+from terrazzo.measure.links import measure_network
+from terrazzo.measure.stopwatch import Stopwatch
+from terrazzo.measure.timing import time_trial
+from terrazzo.measure.trials import MOST_CHEAP, trials
+from terrazzo.planner.rates import Rates
+from terrazzo.planner.workload import of_node
+from terrazzo.records import Graph
+from terrazzo.records.profile import DeviceProfile, Network, Profile, device_from, network_from
+from terrazzo.runtime.links import connect
+
+MODEL = """
+from torch import nn
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
+    )
+"""
+
+
+def graph(samples: int = 2) -> Graph:
+    space: dict[str, Any] = {}
+    exec(MODEL, space)
+    return export(space["build"](), (torch.zeros(samples, 3, 40, 40),)).graph
+
+
+def measured(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """On one of several devices."""
+    words: list[str] = []
+    own = measure_device(Graph.from_json(text), Terms("d", 1 << 30, 1.0), words.append)
+    network = measure_network(connect(), words.append)
+    assert words[0].startswith("operators: 0 of ")
+    return asdict(own), asdict(network)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[list[DeviceProfile], list[Network]]:
+    answers = run_on(2, measured, graph().to_json())
+    return [device_from(own) for own, _ in answers], [network_from(net) for _, net in answers]
+
+
+class TestDevices:
+    def test_every_operator_that_takes_time_is_there(
+        self, found: tuple[list[DeviceProfile], list[Network]]
+    ) -> None:
+        for device in found[0]:
+            families = {timing.load.family for timing in device.timings}
+            assert families >= {
+                "conv2d 3x3 s1", "linear", "batch_norm", "moments", "normalize", "relu",
+                "max_pool2d 2x2 s2",
+            }  # fmt: skip
+
+    def test_all_figures_are_of_this_world(
+        self, found: tuple[list[DeviceProfile], list[Network]]
+    ) -> None:
+        for device in found[0]:
+            assert min(device.calls_s) > 0
+            assert min(device.update_s_per_element.values()) > 0
+            assert device.copy_bytes_per_s > 0
+            assert device.seconds_per_cpu_s >= 1
+            for timing in device.timings:
+                assert 0 < timing.forward_s < 10
+                if timing.load.is_product:
+                    assert timing.backward_input_s and timing.backward_weight_s
+
+    def test_predictions_for_the_whole_model_follow(
+        self, found: tuple[list[DeviceProfile], list[Network]]
+    ) -> None:
+        model = graph()
+        known = {t.load: t for t in found[0][0].timings}
+        rates = Rates(found[0][0])
+        loads = [load for node in model.nodes if (load := of_node(node, model)) is not None]
+        assert all(rates.seconds(load).forward_s > 0 for load in loads)
+        exact = [load for load in loads if load in known and load.is_product]
+        assert exact
+        for load in exact:
+            assert rates.seconds(load).forward_s == pytest.approx(known[load].forward_s, rel=1e-5)
+
+
+class TestNetwork:
+    def test_all_devices_agree_on_it(
+        self, found: tuple[list[DeviceProfile], list[Network]]
+    ) -> None:
+        first, second = found[1]
+        assert first == second
+        assert len(first.links) == 2
+        for link in first.links:
+            assert min(asdict(link).values()) > 0
+        assert [size for size, _ in first.sums_s] == [1 << 12, 1 << 20, 8 << 20]
+        assert all(seconds > 0 for _, seconds in (*first.sums_s, *first.gathers_s))
+
+
+class TestTrials:
+    def test_products_are_tried_by_rows_and_by_channels(self) -> None:
+        tried = {(t.load.rows, t.load.inner, t.load.outer) for t in trials(graph())}
+        whole = (2 * 20 * 20, 16 * 9, 32)
+        assert whole in tried
+        assert (whole[0], whole[1], 16) in tried and (whole[0], whole[1], 5) in tried
+        assert (whole[0], 8 * 9, 32) in tried
+        assert (2 * 10 * 20 // 2, whole[1], 32) not in tried, "a sample less, before any tile"
+        assert (20 * 20, whole[1], 32) in tried
+
+    def test_few_sizes_tell_of_what_is_no_product(self) -> None:
+        layers = [nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()) for _ in range(9)]
+        many = export(nn.Sequential(*layers), (torch.zeros(1, 4, 64, 64),)).graph
+        tried = [t.load.reads for t in trials(many) if t.load.family == "relu"]
+        assert len(tried) == MOST_CHEAP
+        assert max(tried) == 4 * 62 * 62
+
+    def test_every_trial_runs(self) -> None:
+        layers = (
+            nn.Conv2d(4, 8, 3, groups=4), nn.GroupNorm(2, 8), nn.Hardswish(), nn.AvgPool2d(3, 2, 1),
+            nn.InstanceNorm2d(8, affine=True), nn.Dropout(0.3), nn.Upsample(scale_factor=2),
+            nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Sigmoid(), nn.Conv2d(8, 8, 3, groups=8),
+        )  # fmt: skip
+        several = export(nn.Sequential(*layers), (torch.zeros(2, 4, 24, 24),)).graph
+        timed = [time_trial(trial, Stopwatch(1)) for trial in trials(several)]
+        assert len(timed) > 30
+        assert all(timing.forward_s > 0 for timing in timed)
+
+
+class TestCommand:
+    @pytest.mark.timeout(150)
+    def test_a_profile_is_made_kept_and_used_again(self, tmp_path: Path) -> None:
+        (tmp_path / "net.py").write_text(MODEL)
+        words = "cluster profile net.py:build --input 2x3x40x40 --on 2 --seconds 1 --save p.json"
+        first = self.run(tmp_path, words)
+        assert "measuring: this model was not measured on these devices yet" in first.stderr
+        assert "conv2d 3x3 s1" in first.stdout and "Links" in first.stdout
+        profile = Profile.load(tmp_path / "p.json")
+        assert [device.name for device in profile.devices] == ["device0", "device1"]
+        assert profile.network is not None
+        again = self.run(tmp_path, words)
+        assert "nothing changed since this was measured" in again.stderr
+        assert Profile.load(tmp_path / "p.json") == profile
+        one = self.run(tmp_path, words.replace("--on 2", "--on 1"))
+        assert "measuring: this model was not measured" in one.stderr
+        assert Profile.load(tmp_path / "p.json").network is None
+
+    def run(self, folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "terrazzo.cli", *words.split()],
+            cwd=folder,
+            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def test_a_device_that_fails_is_named(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(RunError, match=r"measuring did not finish: .*device[01]"):
+            _run(tmp_path / "without a job", LocalHosts(2))
