@@ -27,7 +27,7 @@ from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import smaller, time_trial
 from terrazzo.measure.trials import INPUTS, OUTPUTS, Trial, cut_channels
 from terrazzo.planner.rates import Rates
-from terrazzo.planner.workload import of_local, of_node
+from terrazzo.planner.workload import of_local, of_node, padded
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile
 from terrazzo.zoo import build
@@ -95,12 +95,13 @@ def _gaps(graph: Graph, device: DeviceProfile, drawn: random.Random, count: int)
     first = [time_trial(trial, watch) for trial in trials]
     for trial, once in zip(trials, first, strict=True):
         seen = smaller(once, time_trial(trial, watch))  # as profiles are: of two the smaller
-        found = rates.seconds(trial.load)
+        found, padding_s = rates.seconds(trial.load), rates.padding_s(padded(trial.local))
         for what in ("forward_s", "backward_input_s", "backward_weight_s"):
             raw = getattr(seen, what)
             if raw:
                 measured_s = raw * device.seconds_per_cpu_s
-                yield Gap(f"{what} of {trial.load}", getattr(found, what), measured_s)
+                more_s = 0.0 if what == "backward_weight_s" else padding_s
+                yield Gap(f"{what} of {trial.load}", getattr(found, what) + more_s, measured_s)
 
 
 def _boxes(graph: Graph, drawn: random.Random, count: int) -> Iterator[Trial]:

@@ -15,8 +15,8 @@ from torch import nn
 from terrazzo.geometry import Box
 from terrazzo.graph.export import export
 from terrazzo.graph.rules import rule_for
-from terrazzo.planner.rates import Rates
-from terrazzo.planner.workload import of_local, of_node, workload
+from terrazzo.planner.rates import Rates, doubtful
+from terrazzo.planner.workload import of_local, of_node, padded, workload
 from terrazzo.records import Graph, Ref
 from terrazzo.records.machine import Machine
 from terrazzo.records.profile import DeviceProfile, Load, Timing
@@ -139,6 +139,7 @@ class TestOthers:
     def test_copies_and_updates(self) -> None:
         rates = network()
         assert rates.copy_s(2e9) == pytest.approx(2.0)
+        assert rates.padding_s(1000) == pytest.approx(8e-6)
         assert rates.update_s(1e6, "momentum") == pytest.approx(2e-3)
         assert rates.update_s(1e6, "never_seen") == pytest.approx(5e-3)
 
@@ -189,6 +190,15 @@ class TestWorkload:
         assert (load.rows, load.inner, load.outer) == (2 * 12 * 48, 27, 16)
         assert load.reads == 2 * 3 * 25 * 96
 
+    def test_padding_on_one_side_is_a_copy(self) -> None:
+        node = graph().nodes[0]
+        rule = rule_for(node.op)
+        assert rule is not None and rule.local is not None
+        inside = Box(((0, 2), (0, 16), (12, 24), (5, 40)))
+        corner = Box(((0, 2), (0, 16), (0, 24), (5, 40)))
+        assert padded(rule.local(node, graph(), inside)) == 0
+        assert padded(rule.local(node, graph(), corner)) == 2 * 3 * 49 * 71
+
     def test_cut_weights_are_counted_as_they_are(self) -> None:
         args = (Ref("x"), Ref("w"), None, (1, 1), (1, 1), (1, 1), 1)
         shapes = [(1, 40, 26, 26), (64, 40, 3, 3)]
@@ -204,3 +214,13 @@ class TestWorkload:
     def test_views_are_no_work(self) -> None:
         result = (2, 24)
         assert workload("aten.reshape.default", (), reads=[(2, 4, 6)], result=result) is None
+
+
+class TestDoubt:
+    def test_a_disturbed_timing_is_found_and_the_worst_comes_first(self) -> None:
+        timings = [timed(load) for load in (*star(10816, 64, 128), *star(2704, 128, 256))]
+        assert doubtful(timings) == []
+        for place, factor in ((3, 2.0), (9, 3.0)):
+            load = timings[place].load
+            timings[place] = Timing(load, factor * true_s(load), true_s(load), true_s(load))
+        assert doubtful(timings)[:2] == [9, 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from terrazzo.measure.key import power_state
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import keep_memory, smaller, stretched, time_trial
 from terrazzo.measure.trials import Trial, trials
+from terrazzo.planner.rates import doubtful
 from terrazzo.records import Graph
 from terrazzo.records.graph import BYTES
 from terrazzo.records.machine import Machine
@@ -28,6 +29,8 @@ CALLS = 6
 """Of a trial that is long: three directions, twice each."""
 CHEAP_FLOPS = 30
 """What an element of other operators counts as, in operations of a product."""
+FIRST_ROUND = 0.85
+"""Part of the budget after which no new trial begins; the rest is for those in doubt."""
 LARGEST_PART = 0.15
 """No single trial may take more of the budget."""
 IDLE_BYTES = 250 << 20
@@ -92,26 +95,47 @@ def _timed(
 ) -> list[Timing]:
     """The trials in their order, without those for which there is no time left.
 
-    Where time is left, all are timed again: something else may have been using the device for a
-    while, and of two figures the smaller one is nearer to the truth.
+    Something else may be using the device for a while, and of two figures the smaller one is
+    nearer to the truth: what looks too slow beside its family is timed again, and where there is
+    still time left, everything is.
     """
-    end_s = time.perf_counter() + budget_s
-    found: dict[int, Timing] = {}
-    pace = _Pace()
-    for round_name in ("operators", "operators, again"):
-        for place, trial in enumerate(chosen):
-            needs_s = pace.needs_s(trial)
-            if needs_s > min(end_s - time.perf_counter(), LARGEST_PART * budget_s):
-                continue
-            if place % 20 == 0:
-                say(f"{round_name}: {place} of {len(chosen)}")
+    session = _Session(chosen, watch, budget_s)
+    session.run(range(len(chosen)), FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
+    known = list(session.found)
+    again = doubtful([session.found[place] for place in known])
+    session.run([known[place] for place in again], 1.0, lambda n: say("operators: in doubt"))
+    session.run(known, 1.0, lambda n: say(f"operators, again: {n} of {len(known)}"))
+    session.run(
+        [place for place in range(len(chosen)) if place not in session.found], 1.0, lambda n: None
+    )
+    return list(session.found.values())
+
+
+class _Session:
+    """Trials being timed, within a budget of seconds."""
+
+    def __init__(self, chosen: Sequence[Trial], watch: Stopwatch, budget_s: float) -> None:
+        self.chosen, self.watch, self.budget_s = chosen, watch, budget_s
+        self.found: dict[int, Timing] = {}
+        self._pace = _Pace()
+        self._began_s = time.perf_counter()
+
+    def run(self, places: Iterable[int], part: float, say: Callable[[int], None]) -> None:
+        """Times some of them, as long as ``part`` of the budget is not used up."""
+        for count, place in enumerate(places):
+            trial = self.chosen[place]
             begin_s = time.perf_counter()
-            timing = time_trial(trial, watch)
-            found[place] = smaller(found[place], timing) if place in found else timing
+            left_s = self._began_s + part * self.budget_s - begin_s
+            if self._pace.needs_s(trial) > min(left_s, LARGEST_PART * self.budget_s):
+                continue
+            if count % 20 == 0:
+                say(count)
+            timing = time_trial(trial, self.watch)
+            before = self.found.get(place)
+            self.found[place] = timing if before is None else smaller(before, timing)
             if _bytes(trial) > LARGE_BYTES:
                 trim()
-            pace.note(trial, time.perf_counter() - begin_s)
-    return list(found.values())
+            self._pace.note(trial, time.perf_counter() - begin_s)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ LANES = 8
 REACH = 2.0
 """How far a point speaks for its neighbours, in factors of e."""
 ROUNDS = 200
+LEAST_FAMILY, DOUBT = 4, log(1.3)
 
 FORWARD: Get = lambda timing: timing.forward_s  # noqa: E731
 BACKWARD_INPUT: Get = lambda timing: timing.backward_input_s  # noqa: E731
@@ -93,6 +94,10 @@ class Rates:
     def copy_s(self, count_bytes: float) -> float:
         """Bytes read and written once: slicing, packing, adding up gradients."""
         return count_bytes / self.device.copy_bytes_per_s
+
+    def padding_s(self, elements: int) -> float:
+        """Padding so many elements, forward or backward: they are filled and copied."""
+        return 2 * self.copy_s(4 * elements)
 
     def update_s(self, elements: float, optimizer: str = "sgd") -> float:
         """An optimiser's step over so many weights; one that was not measured counts as Adam."""
@@ -181,6 +186,28 @@ class _Trend:
         sizes = _sizes(load)
         found = sum(price * size for price, size in zip(self.prices, sizes, strict=True))
         return max(found, 1e-9)
+
+
+def doubtful(timings: Sequence[Timing]) -> list[int]:
+    """Which timings are slower than the rest of their family explains; the worst first.
+
+    Something else may have been using the device then: they are worth measuring again.
+    """
+    excess: dict[int, float] = {}
+    for get in (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
+        families: dict[str, list[int]] = {}
+        for place, timing in enumerate(timings):
+            if get(timing):
+                families.setdefault(timing.load.family, []).append(place)
+        for places in families.values():
+            if len(places) < LEAST_FAMILY:
+                continue
+            trend = _Trend.fit([timings[place] for place in places], get)
+            beyond = [log(_given(get(timings[p])) / trend.seconds(timings[p].load)) for p in places]
+            usual = median(beyond)
+            for place, found in zip(places, beyond, strict=True):
+                excess[place] = max(excess.get(place, 0.0), found - usual)
+    return sorted((p for p, e in excess.items() if e > DOUBT), key=lambda p: -excess[p])
 
 
 def _sizes(load: Load) -> tuple[float, ...]:

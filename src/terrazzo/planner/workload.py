@@ -38,6 +38,19 @@ def of_local(local: Local, box: Box) -> Load | None:
     return workload(local.op, local.args, reads=reads, result=box.shape)
 
 
+def padded(local: Local) -> int:
+    """Elements that are copied, each way, because a read is padded on one side more than the other.
+
+    A box at the border of the image is; ``Rates.padding_s`` says what that takes on top.
+    """
+    found = 0
+    for read in local.reads:
+        if any(amount for pad in read.pad for amount in pad):
+            sides = zip(read.box.shape, read.pad, strict=True)
+            found += prod(extent + low + high for extent, (low, high) in sides)
+    return found
+
+
 def workload(
     op: str, args: Sequence[Argument], *, reads: Sequence[Shape], result: Shape
 ) -> Load | None:
