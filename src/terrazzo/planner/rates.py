@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from terrazzo.records.profile import DeviceProfile, Load, Timing
 
 Vector = NDArray[np.float64]
+Sizes = tuple[float, ...]
 Get = Callable[[Timing], float | None]
 
 FEW = " few"
@@ -74,7 +75,8 @@ class Rates:
         self.seconds = lru_cache(maxsize=1 << 16)(self._seconds)
 
     def _seconds(self, load: Load) -> Seconds:
-        forward, by_input, by_weight = (kind.seconds(load) for kind in self._kinds)
+        sizes, place = _sizes(load), np.array(_place(load))
+        forward, by_input, by_weight = (kind.seconds(load, sizes, place) for kind in self._kinds)
         return Seconds(forward, by_input, by_weight if load.is_product else 0.0)
 
     def step_s(self, load: Load, *, by_input: bool = True, by_weight: bool = True) -> float:
@@ -128,12 +130,12 @@ class _Kind:
         self.best = max((t.load.flops / s for t in products if (s := get(t))), default=0.0)
         self._best_moved = max((_moved(t.load) / s for t in others if (s := get(t))), default=0.0)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Load, sizes: Sizes, place: Vector) -> float:
         family = self._families.get(_base(load.family))
         if family is not None:
-            found = family.seconds(load)
+            found = family.seconds(sizes, place)
         else:
-            found = max(self._fallback[load.is_product].seconds(load), self._call_s)
+            found = max(self._fallback[load.is_product].seconds(sizes), self._call_s)
         if load.is_product:
             return max(found, load.flops / self.best if self.best else 0.0)
         return max(found, _moved(load) / self._best_moved if self._best_moved else 0.0)
@@ -148,17 +150,17 @@ class _Family:
         )
         points: dict[tuple[float, ...], list[float]] = {}
         for timing in timings:
-            beyond = log(_given(get(timing)) / self.trend.seconds(timing.load))
+            beyond = log(_given(get(timing)) / self.trend.seconds(_sizes(timing.load)))
             points.setdefault(_place(timing.load), []).append(beyond)
         self._places = np.array(list(points))
         residuals = np.array([fmean(found) for found in points.values()])
-        kernel = _kernel(self._places, self._places) + 1e-9 * np.eye(len(points))
+        kernel = np.array([_near(self._places - place) for place in self._places])
+        kernel += 1e-9 * np.eye(len(points))
         self._weights: Vector = np.linalg.solve(kernel, residuals)
 
-    def seconds(self, load: Load) -> float:
-        near = _kernel(np.array([_place(load)]), self._places)[0]
-        residual = float(near @ self._weights)
-        return self.trend.seconds(load) * exp(residual)
+    def seconds(self, sizes: Sizes, place: Vector) -> float:
+        residual = float(_near(self._places - place) @ self._weights)
+        return self.trend.seconds(sizes) * exp(residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +180,12 @@ class _Trend:
 
     def scaled(self, timings: Sequence[Timing], get: Get) -> _Trend:
         """The same shape, through the middle of these few points."""
-        ratios = sorted(_given(get(t)) / max(self.seconds(t.load), 1e-12) for t in timings)
+        ratios = sorted(_given(get(t)) / max(self.seconds(_sizes(t.load)), 1e-12) for t in timings)
         factor = ratios[len(ratios) // 2] if ratios else 1.0
         return _Trend(tuple(price * factor for price in self.prices))
 
-    def seconds(self, load: Load) -> float:
-        sizes = _sizes(load)
-        found = sum(price * size for price, size in zip(self.prices, sizes, strict=True))
-        return max(found, 1e-9)
+    def seconds(self, sizes: Sizes) -> float:
+        return max(_total(self.prices, sizes), 1e-9)
 
 
 def doubtful(timings: Sequence[Timing]) -> list[int]:
@@ -203,14 +203,21 @@ def doubtful(timings: Sequence[Timing]) -> list[int]:
             if len(places) < LEAST_FAMILY:
                 continue
             trend = _Trend.fit([timings[place] for place in places], get)
-            beyond = [log(_given(get(timings[p])) / trend.seconds(timings[p].load)) for p in places]
+            beyond = [
+                log(_given(get(timings[p])) / trend.seconds(_sizes(timings[p].load)))
+                for p in places
+            ]
             usual = median(beyond)
             for place, found in zip(places, beyond, strict=True):
                 excess[place] = max(excess.get(place, 0.0), found - usual)
     return sorted((p for p, e in excess.items() if e > DOUBT), key=lambda p: -excess[p])
 
 
-def _sizes(load: Load) -> tuple[float, ...]:
+def _total(left: Sizes, right: Sizes) -> float:
+    return sum(one * other for one, other in zip(left, right, strict=True))
+
+
+def _sizes(load: Load) -> Sizes:
     inner, outer = _filled(load)
     return (
         2.0 * load.rows * inner * outer, float(load.reads), float(load.writes),
@@ -250,9 +257,9 @@ def _not_negative(table: Vector, wanted: Vector) -> Vector:
     return priced
 
 
-def _kernel(left: Vector, right: Vector) -> Vector:
-    apart = np.sqrt(((left[:, None, :] - right[None, :, :]) ** 2).sum(-1))
-    near: Vector = np.exp(-apart / REACH)
+def _near(apart: Vector) -> Vector:
+    """How much points so far away still say."""
+    near: Vector = np.exp(np.sqrt(np.einsum("ij,ij->i", apart, apart)) / -REACH)
     return near
 
 
