@@ -69,7 +69,10 @@ def title(row: Row) -> str:
 
 
 def _mib(size_bytes: float) -> str:
-    return f"{size_bytes / MIB:.3g}" if size_bytes < 1000 * MIB else f"{size_bytes / MIB:.0f}"
+    size = size_bytes / MIB
+    if size < 0.01:  # a stray frame or two
+        return "0"
+    return f"{size:.3g}" if size < 1000 else f"{size:.0f}"
 
 
 def verdict(row: Row) -> Text:
