@@ -1,0 +1,173 @@
+"""Clocks: one for each device, moved on by computing, by messages, and by waiting for others.
+
+Sums of weight gradients run beside: they occupy links and take processor time from computing.
+A box that is sent while such a sum is on the link gets half of it until one of them is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from terrazzo.planner.prices import Prices
+
+Message = tuple[int, int, int]
+"""Source, destination, bytes."""
+
+
+@dataclass
+class Account:
+    """Seconds of one device by what it spent them on."""
+
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    waiting_s: float = 0.0
+    sums_s: float = 0.0
+
+
+@dataclass
+class Clocks:
+    """All devices of a cluster during one training step."""
+
+    prices: Prices
+    now: list[float] = field(init=False)
+    accounts: list[Account] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = self.prices.devices
+        self.now = [0.0] * count
+        self.accounts = [Account() for _ in range(count)]
+        self._busy_until = [0.0] * count
+        self._debt_s = [0.0] * count
+        self._spent: dict[int, list[Account]] = {}
+        self._group: list[Account] = []
+        self.sent = [0] * count
+
+    def enter(self, group: int) -> None:
+        """What follows is counted for a group, too."""
+        fresh = [Account() for _ in self.now]
+        self._group = self._spent.setdefault(group, fresh)
+
+    def spent(self, group: int) -> list[Account]:
+        return self._spent.get(group, [Account() for _ in self.now])
+
+    def _book(self, device: int, **seconds: float) -> None:
+        for account in (self.accounts[device], self._group[device]):
+            for name, amount in seconds.items():
+                setattr(account, name, getattr(account, name) + amount)
+
+    # ---- alone ---------------------------------------------------------------------------
+
+    def compute(self, device: int, seconds: float) -> None:
+        """Computing, slowed down by what a sum in the background takes of the processor."""
+        if seconds <= 0.0:
+            return
+        stolen = 0.0
+        if self._debt_s[device] > 0.0:
+            stolen = min(self._debt_s[device], seconds)
+            self._debt_s[device] -= stolen
+        self.now[device] += seconds + stolen
+        self._book(device, compute_s=seconds, exchange_s=stolen)
+
+    # ---- together ------------------------------------------------------------------------
+
+    def exchange(self, messages: Sequence[Message]) -> None:
+        """All messages of one exchange, posted at once; each device goes on when it has its."""
+        if not messages:
+            return
+        sent, received = self._amounts(messages)
+        counts = [0] * len(self.now)
+        for source, destination, _ in messages:
+            counts[source] += 1
+            counts[destination] += 1
+        ready = [
+            now + counts[d] * self.prices.message_s(d) + self.prices.copy_s(sent[d], d)
+            if counts[d]
+            else now
+            for d, now in enumerate(self.now)
+        ]
+        arrived = self._arrivals(messages, ready, sent, received)
+        for device, count in enumerate(counts):
+            if count:
+                self._end(device, ready[device], arrived[device], (sent[device], received[device]))
+
+    def _amounts(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        sent, received = [0] * len(self.now), [0] * len(self.now)
+        for source, destination, size in messages:
+            sent[source] += size
+            received[destination] += size
+            self.sent[source] += size
+        return sent, received
+
+    def _arrivals(
+        self,
+        messages: Sequence[Message],
+        ready: Sequence[float],
+        sent: Sequence[int],
+        received: Sequence[int],
+    ) -> list[float]:
+        """When each device has all that was sent to it."""
+        prices, arrived = self.prices, list(ready)
+        if prices.shared:
+            first = min(ready[source] for source, _, _ in messages)
+            through = first + sum(sent) / prices.medium
+            for source, destination, size in messages:
+                own = max(through, ready[source] + size / prices.medium)
+                arrived[destination] = max(arrived[destination], own)
+            return arrived
+        earliest: dict[int, float] = {}
+        for source, destination, _ in messages:
+            out = ready[source] + sent[source] / prices.up(source)
+            arrived[destination] = max(arrived[destination], out + prices.latency_s(source))
+            earliest[destination] = min(earliest.get(destination, ready[source]), ready[source])
+        for destination, begin in earliest.items():
+            through = begin + received[destination] / prices.down(destination)
+            arrived[destination] = max(arrived[destination], through)
+        return arrived
+
+    def _end(self, device: int, ready: float, arrived: float, amounts: tuple[int, int]) -> None:
+        """One device's share of an exchange; the link may be busy with a sum."""
+        prices, (sent, received) = self.prices, amounts
+        rate = prices.medium if prices.shared else 0.0
+        wire_s = (
+            (sent + received) / rate
+            if rate
+            else max(sent / prices.up(device), received / prices.down(device))
+        )
+        own_s = max(wire_s, (sent + received) * prices.byte_s(device))
+        beside_s = max(0.0, min(wire_s, self._busy_until[device] - ready))
+        if beside_s:
+            self._busy_until[device] += beside_s
+        unpacked_s = prices.copy_s(received, device)
+        done = max(ready + own_s, arrived) + beside_s + unpacked_s
+        spent_s = done - self.now[device]
+        busy_s = min(spent_s, ready - self.now[device] + own_s + beside_s + unpacked_s)
+        self._book(device, exchange_s=busy_s, waiting_s=spent_s - busy_s)
+        self.now[device] = done
+
+    def meet(self, seconds: float) -> None:
+        """Something that all devices do together, and none earlier than the last of them."""
+        if len(self.now) == 1:
+            return
+        begin = max(self.now)
+        for device, now in enumerate(self.now):
+            self._book(device, exchange_s=seconds, waiting_s=begin - now)
+            self.now[device] = begin + seconds
+
+    # ---- in the background ---------------------------------------------------------------
+
+    def background(self, payload_bytes: int, circle: Sequence[int]) -> None:
+        """Starts a sum as soon as all its devices are there and their links are free."""
+        begin = max(max(self.now[d], self._busy_until[d]) for d in circle)
+        end = begin + self.prices.sum_s(payload_bytes, len(circle))
+        for device in circle:
+            self._busy_until[device] = end
+            self._debt_s[device] += self.prices.sum_cpu_s(payload_bytes, device, len(circle))
+
+    def finish(self) -> None:
+        """Waits for all sums."""
+        for device, now in enumerate(self.now):
+            done = max(now, self._busy_until[device])
+            self._book(device, sums_s=done - now)
+            self.now[device] = done
+            self._debt_s[device] = 0.0

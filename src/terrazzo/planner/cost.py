@@ -1,0 +1,357 @@
+"""The cost of a program: one training step, simulated with prices in place of work.
+
+The walk does what the runtime does: forward through the steps, then back, every device with a clock
+of its own. Weight gradients are summed beside the backward pass, in buckets, over those who hold
+the same part of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from terrazzo.geometry import Box
+from terrazzo.planner.clocks import Account, Clocks, Message
+from terrazzo.planner.prices import BUCKET_BYTES, NOTE_BYTES, STATES, Prices
+from terrazzo.planner.rates import Seconds
+from terrazzo.records import Ref
+from terrazzo.records.graph import BYTES
+from terrazzo.records.profile import Profile
+from terrazzo.records.units import bytes_text
+from terrazzo.schedule import (
+    Apply,
+    Combine,
+    Compute,
+    Exchange,
+    Move,
+    Passes,
+    Program,
+    Spread,
+    Step,
+    Take,
+)
+from terrazzo.schedule.gradient import differentiable, reached
+from terrazzo.schedule.homes import sharers
+from terrazzo.schedule.lifetimes import Lifetimes
+from terrazzo.schedule.memory import footprint
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """One group: seconds by device, and what it adds to the sums of weight gradients."""
+
+    title: str
+    compute_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
+    summed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One training step: seconds, where they go on each device, and what limits."""
+
+    step_s: float
+    compute_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
+    sums_s: tuple[float, ...]
+    """Waiting at the end for sums of weight gradients."""
+    groups: tuple[GroupCost, ...]
+    sent_bytes: tuple[int, ...]
+    summed_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+    """The most of a step on each device, with the optimiser's state; empty if not asked for."""
+    bottleneck: str
+
+
+def predict(
+    program: Program,
+    profile: Profile | Prices,
+    *,
+    optimizer: str = "sgd",
+    memory: bool = True,
+    frozen: frozenset[str] = frozenset(),
+) -> Prediction:
+    """One training step of a program on the devices of a profile.
+
+    ``frozen`` are parameters (by their names in the model) that are not trained.
+    """
+    prices = profile if isinstance(profile, Prices) else Prices(profile)
+    walk = _Walk(program, prices, frozen)
+    step_s = walk.run(optimizer)
+    feet: tuple[int, ...] = ()
+    if memory:
+        feet = tuple(memory_bytes(program, device, optimizer) for device in range(prices.devices))
+    return walk.prediction(step_s, feet)
+
+
+def memory_bytes(program: Program, device: int, optimizer: str = "sgd") -> int:
+    """The peak of a step on one device, and what its optimiser keeps."""
+    foot = footprint(program, device)
+    return foot.total_bytes + STATES.get(optimizer, 2) * foot.weights_bytes
+
+
+class _Walk:
+    def __init__(self, program: Program, prices: Prices, frozen: frozenset[str]) -> None:
+        self.program, self.prices, self.graph = program, prices, program.graph
+        self.devices = range(program.devices)
+        self.clocks = Clocks(prices)
+        values = self.graph.values
+        trained = {
+            v.name
+            for v in values.values()
+            if v.kind == "parameter" and v.is_floating and v.target not in frozen
+        }
+        carriers = differentiable(program, trained & set(program.arrays))
+        results = {program.outputs[r.name] for r in self.graph.outputs if isinstance(r, Ref)}
+        self.trained = trained
+        self.live = reached(program, carriers, results)
+        self.lives = Lifetimes(program)
+        self.buckets: dict[tuple[int, ...], int] = {}
+        self.group_sums = [0] * len(program.plan.groups)
+        self.largest_sum: tuple[int, str] = (0, "")
+        self.summed = [0] * program.devices
+        self.weight_group = self._weight_groups()
+
+    def run(self, optimizer: str) -> float:
+        steps, clocks = self.program.steps, self.clocks
+        clocks.enter(0)
+        self._agree()
+        for step in steps:
+            self._forward(step)
+        self._agree()
+        for index in reversed(range(len(steps))):
+            for again in self.lives.rebuilt(index, self.live):
+                self._forward(steps[again])
+            self._backward(steps[index])
+        clocks.enter(-1)
+        for circle in list(self.buckets):
+            self._close(circle)
+        clocks.finish()
+        self._agree()
+        for device in self.devices:
+            seconds = self.prices.rates[device].update_s(self._own_weights(device), optimizer)
+            clocks.compute(device, seconds)
+        return max(clocks.now)
+
+    def _agree(self) -> None:
+        self.clocks.meet(self.prices.gather_s(NOTE_BYTES))
+
+    def _own_weights(self, device: int) -> int:
+        homes, values = self.program.homes, self.graph.values
+        return sum(
+            homes[name][device].size if name in homes else prod(values[name].shape)
+            for name in self.trained
+        )
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    def _forward(self, step: Step) -> None:
+        if isinstance(step, (Compute, Passes, Combine, Exchange)):
+            self.clocks.enter(step.group)
+        for device in self.devices:
+            seconds = self.prices.step_s(device)
+            for cost in self._costs(step, device):
+                seconds += cost.forward_s
+            self.clocks.compute(device, seconds)
+        if isinstance(step, Exchange):
+            self._exchange(step.moves, back=False)
+        elif isinstance(step, Combine):
+            self.clocks.meet(self.prices.joint_s(self._combined_bytes(step)))
+
+    def _backward(self, step: Step) -> None:
+        if isinstance(step, (Compute, Passes, Combine, Exchange)):
+            self.clocks.enter(step.group)
+        if not any(name in self.live for name in step.writes):
+            return
+        if isinstance(step, Exchange):
+            self._exchange([m for m in step.moves if m.target in self.live], back=True)
+        for device in self.devices:
+            seconds = self.prices.step_s(device)
+            for cost in self._costs(step, device):
+                seconds += cost.backward_input_s + cost.backward_weight_s
+            self.clocks.compute(device, seconds)
+        if isinstance(step, Spread):
+            self._summed(step)
+
+    def _costs(self, step: Step, device: int) -> Iterator[Seconds]:
+        """The operators of a step on one device, without gradients that nobody asks for."""
+        if isinstance(step, Compute):
+            for apply in step.applies:
+                yield self._apply(apply, device)
+        elif isinstance(step, Passes):
+            yield from self._strips(step, device)
+        elif isinstance(step, Combine):
+            local = step.parts[device]
+            if local is not None:
+                cost = self.prices.local(local, local.reads[0].box, device)
+                live = any(name in self.live for name in step.inputs)
+                yield Seconds(cost.forward_s, cost.backward_input_s if live else 0.0, 0.0)
+        elif isinstance(step, Take):
+            array = self.program.arrays[step.target]
+            if array.boxes is not None:
+                size = array.boxes[device].size * BYTES[self.graph.values[array.value].dtype]
+                yield Seconds(self.prices.copy_s(size, device), 0.0, 0.0)
+
+    def _apply(self, apply: Apply, device: int) -> Seconds:
+        node = self.graph.nodes[apply.node]
+        if apply.locals is None:
+            cost = self.prices.whole(node, self.graph, device)
+        elif (local := apply.locals[device]) is None:
+            return Seconds(0.0, 0.0, 0.0)
+        else:
+            boxes = self.program.arrays[apply.outputs[0]].boxes
+            assert boxes is not None
+            cost = self.prices.local(local, boxes[device], device)
+        return self._wanted(cost, apply.inputs, device)
+
+    def _wanted(self, cost: Seconds, arrays: Sequence[str], device: int) -> Seconds:
+        """A first layer has no gradient by input, a frozen one none by weight."""
+        by_weight = any(self._is_weight(name) and name in self.live for name in arrays)
+        by_input = any(not self._is_weight(name) and name in self.live for name in arrays)
+        call_s = self.prices.apply_s(device)
+        return Seconds(
+            cost.forward_s + call_s,
+            cost.backward_input_s if by_input else 0.0,
+            cost.backward_weight_s if by_weight else 0.0,
+        )
+
+    def _is_weight(self, array: str) -> bool:
+        found = self.program.arrays.get(array)
+        return found is not None and self.graph.values[found.value].kind == "parameter"
+
+    def _strips(self, step: Passes, device: int) -> Iterator[Seconds]:
+        """Every strip forward; in the backward pass forward again, all but the last operator."""
+        last = len(step.nodes) - 1
+        for strip in step.strips[device]:
+            for place, (local, box) in enumerate(zip(strip.locals, strip.boxes, strict=True)):
+                cost = self.prices.local(local, box, device)
+                weights = [n for n in step.inputs[place] if n and self._is_weight(n)]
+                inner = any(not n or n in self.live for n in step.inputs[place] if n not in weights)
+                again_s = cost.forward_s if place != last else 0.0
+                by_weight = any(name in self.live for name in weights)
+                yield Seconds(
+                    cost.forward_s + self.prices.apply_s(device),
+                    again_s + (cost.backward_input_s if inner else 0.0),
+                    cost.backward_weight_s if by_weight else 0.0,
+                )
+
+    # ---- messages ------------------------------------------------------------------------
+
+    def _exchange(self, moves: Sequence[Move], *, back: bool) -> None:
+        messages: list[Message] = []
+        kept = [0] * len(self.devices)
+        for move in moves:
+            target = self.program.arrays[move.target]
+            each = BYTES[self.graph.values[target.value].dtype]
+            for transfer in move.transfers:
+                size = transfer.box.size * each
+                if transfer.source == transfer.destination:
+                    kept[transfer.source] += size
+                elif not back:
+                    messages.append((transfer.source, transfer.destination, size))
+                elif not target.is_whole:
+                    messages.append((transfer.destination, transfer.source, size))
+        for device in self.devices:
+            self.clocks.compute(device, self.prices.copy_s(kept[device], device))
+        self.clocks.exchange(messages)
+
+    def _combined_bytes(self, step: Combine) -> int:
+        value = self.graph.values[self.graph.nodes[step.node].refs[0]]
+        rows = step.reduction.rows
+        each = 8 if rows or value.dtype == "float64" or not value.is_floating else 4
+        amount = max(1, rows) * prod(step.reduction.shape) * each
+        self.summed = [before + amount for before in self.summed]
+        return amount
+
+    def _summed(self, step: Spread) -> None:
+        """The gradient of what was used by parts: a weight's in a bucket, any other at once."""
+        array = self.program.arrays[step.source]
+        value = self.graph.values[array.value]
+        if value.kind != "parameter":
+            self.summed = [before + value.bytes for before in self.summed]
+            self.clocks.meet(self.prices.joint_s(value.bytes))
+            return
+        whole = Box.whole(value.shape)
+        boxes = array.boxes or (whole,) * len(self.devices)
+        for circle in dict.fromkeys(sharers(boxes)):
+            if len(circle) < 2:
+                continue
+            size = boxes[circle[0]].size * BYTES[value.dtype]
+            self._note_sum(value.name, value.target, size, circle)
+            self.buckets[circle] = self.buckets.get(circle, 0) + size
+            if self.buckets[circle] >= BUCKET_BYTES:
+                self._close(circle)
+
+    def _close(self, circle: tuple[int, ...]) -> None:
+        self.clocks.background(self.buckets.pop(circle), circle)
+
+    def _note_sum(self, name: str, target: str, size: int, circle: Sequence[int]) -> None:
+        for device in circle:
+            self.summed[device] += size
+        self.group_sums[self.weight_group.get(name, 0)] += size
+        self.largest_sum = max(self.largest_sum, (size, target))
+
+    def _weight_groups(self) -> dict[str, int]:
+        """The first group that uses each weight."""
+        found: dict[str, int] = {}
+        for step in self.program.steps:
+            if isinstance(step, (Compute, Passes)):
+                for name in step.reads:
+                    found.setdefault(self.program.arrays[name].value, step.group)
+        return found
+
+    # ---- the result ----------------------------------------------------------------------
+
+    def prediction(self, step_s: float, feet: tuple[int, ...]) -> Prediction:
+        clocks, groups = self.clocks, []
+        for number, group in enumerate(self.program.plan.groups):
+            spent = clocks.spent(number)
+            groups.append(
+                GroupCost(
+                    group.title or group.last,
+                    tuple(one.compute_s for one in spent),
+                    tuple(one.exchange_s for one in spent),
+                    tuple(one.waiting_s for one in spent),
+                    self.group_sums[number],
+                )
+            )
+        all_ = clocks.accounts
+        return Prediction(
+            step_s,
+            tuple(one.compute_s for one in all_),
+            tuple(one.exchange_s for one in all_),
+            tuple(one.waiting_s + step_s - now for one, now in zip(all_, clocks.now, strict=True)),
+            tuple(one.sums_s for one in all_),
+            tuple(groups),
+            tuple(clocks.sent),
+            tuple(self.summed),
+            feet,
+            bottleneck(all_, groups, names=self.prices.names, largest=self.largest_sum),
+        )
+
+
+def bottleneck(
+    accounts: Sequence[Account],
+    groups: Sequence[GroupCost],
+    *,
+    names: Sequence[str],
+    largest: tuple[int, str],
+) -> str:
+    """What a step spends most on, on the device that computes and sends longest."""
+    busiest = max(
+        range(len(accounts)), key=lambda d: accounts[d].compute_s + accounts[d].exchange_s
+    )
+    busy = accounts[busiest]
+    parts = {"compute": busy.compute_s, "exchange": busy.exchange_s, "sums": busy.sums_s}
+    most = max(parts, key=lambda kind: parts[kind])
+    if most == "sums":
+        size, weight = largest
+        return f"links: weight gradients, the largest those of {weight} ({bytes_text(size)})"
+    if most == "exchange":
+        place = max(groups, key=lambda group: group.exchange_s[busiest])
+        return f"links: maps and statistics, most in {place.title}"
+    place = max(groups, key=lambda group: group.compute_s[busiest])
+    return f"compute on {names[busiest]}, most in {place.title}"

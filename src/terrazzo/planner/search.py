@@ -1,0 +1,336 @@
+"""The search: which runs of operators become groups, and how each is spread over the devices.
+
+Places where a group may end are numbered. Going forward over them, the best way to reach a place
+in a layout is the best way to reach an earlier place in some layout, plus moving what crosses that
+place from one layout to the other, plus the run between in the new one:
+
+    best(end, layout) = min over begin, before:  best(begin, before)
+                                                 + moving(begin, before -> layout)
+                                                 + run(begin .. end, layout)
+
+Sums of weight gradients run beside computing, so how much of them is felt depends on the rest of
+the plan. The search is made several times, with these sums at several prices between nothing and
+all; the plans it finds, and every uniform one, are then simulated as a whole, and the best is
+improved step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from terrazzo.errors import PlanError
+from terrazzo.geometry import Box
+from terrazzo.graph.rules import rule_for
+from terrazzo.graph.rules.windows import windowed
+from terrazzo.planner.cost import Prediction, predict
+from terrazzo.planner.explicit import group_title, plan_graph
+from terrazzo.planner.fitting import fit
+from terrazzo.planner.improve import improved, joined
+from terrazzo.planner.layouts import alone, candidates
+from terrazzo.planner.prices import Prices, speeds
+from terrazzo.planner.stretch import Ground, Numbers, Stretch, corners, price, results
+from terrazzo.records import Graph, Group, Layout, Plan
+from terrazzo.records.profile import Profile
+from terrazzo.schedule import lower
+
+FELT = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
+"""Parts of the sums of weight gradients that a search takes as felt."""
+EVALUATIONS = 2400
+"""Nodes simulated while improving: small models can be tried more often."""
+TIME, MEMORY = "time", "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A plan that was simulated as a whole."""
+
+    name: str
+    plan: Plan
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best plan, and what else was looked at, best first."""
+
+    best: Tried
+    rejected: tuple[Tried, ...]
+    refused: tuple[str, ...] = ()
+    """Plans that do not fit into the memory limit, in words."""
+
+
+@dataclass
+class Bench:
+    """Plans of one graph simulated on one cluster, each once."""
+
+    graph: Graph
+    prices: Prices
+    optimizer: str = "sgd"
+    memory: bool = False
+    """Whether memory is counted too, which takes as long as all the rest."""
+    seen: dict[tuple[Group, ...], Tried] = field(default_factory=dict)
+
+    def try_(self, name: str, plan: Plan) -> Tried:
+        groups = tuple(plan.groups)
+        if groups not in self.seen:
+            program = lower(self.graph, plan)
+            found = predict(program, self.prices, optimizer=self.optimizer, memory=self.memory)
+            self.seen[groups] = Tried(name, plan, found)
+        return self.seen[groups]
+
+
+def search(
+    graph: Graph,
+    profile: Profile,
+    *,
+    memory_bytes: int | None = None,
+    objective: str = TIME,
+    optimizer: str = "sgd",
+) -> Found:
+    """The plan with the least predicted time (or memory) for all devices of a profile."""
+    if not graph.nodes:
+        raise PlanError("the model has no operators: there is nothing to plan")
+    counted = memory_bytes is not None or objective == MEMORY
+    bench = Bench(graph, Prices(profile), optimizer, counted)
+    devices, speed = len(profile.devices), speeds(profile)
+    if devices == 1:
+        whole = Layout.tiles(1, 1) if _pictures(graph) else Layout()
+        plans = {"one device": plan_graph(graph, 1, layout=whole, groups="auto")}
+    else:
+        plans = _uniform(graph, devices, speed)
+        plans |= _searched(graph, profile, speed)
+    tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
+    fits = _limit(bench, tried, memory_bytes)
+    if not fits.kept:
+        raise PlanError(fits.refused[0])
+    best = min(fits.kept, key=_order(objective))
+    if devices > 1 and objective == TIME and best.plan.groups[0].passes == 0:
+        rounds = max(4, EVALUATIONS // (len(graph.nodes) * devices // 4 + 1))
+        best = improved(best, bench.try_, limit_bytes=memory_bytes, evaluations=rounds)
+    best = replace(best, prediction=_with_memory(bench, best))
+    rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
+    return Found(best, tuple(rest), fits.refused)
+
+
+def _with_memory(bench: Bench, best: Tried) -> Prediction:
+    if best.prediction.memory_bytes:
+        return best.prediction
+    return predict(lower(bench.graph, best.plan), bench.prices, optimizer=bench.optimizer)
+
+
+def _order(objective: str) -> Callable[[Tried], tuple[float, float]]:
+    def order(tried: Tried) -> tuple[float, float]:
+        found = tried.prediction
+        most = float(max(found.memory_bytes, default=0))
+        return (found.step_s, most) if objective == TIME else (most, found.step_s)
+
+    return order
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    kept: list[Tried]
+    refused: tuple[str, ...]
+
+
+FITTED = 4
+"""Plans that are given passes so that they fit into a limit: the fastest of those too large."""
+
+
+def _limit(bench: Bench, tried: Sequence[Tried], memory_bytes: int | None) -> _Fits:
+    """Those that fit, and the fastest others with passes."""
+    if memory_bytes is None:
+        return _Fits(list(tried), ())
+    kept = [t for t in tried if max(t.prediction.memory_bytes) <= memory_bytes]
+    large = sorted((t for t in tried if t not in kept), key=lambda t: t.prediction.step_s)
+    refused: list[str] = []
+    fastest = min((t.prediction.step_s for t in kept), default=float("inf"))
+    for one in [t for t in large if t.prediction.step_s < fastest][:FITTED]:
+        program = lower(bench.graph, one.plan)
+        state = max(one.prediction.memory_bytes) - max(
+            predict(program, bench.prices, optimizer="sgd").memory_bytes
+        )
+        try:
+            plan = fit(bench.graph, one.plan, memory_bytes - state)
+        except PlanError as error:
+            refused.append(str(error))
+            continue
+        kept.append(bench.try_(f"{one.name}, with passes", plan))
+    return _Fits(kept, tuple(refused))
+
+
+# ---- plans -------------------------------------------------------------------------------------
+
+
+def _pictures(graph: Graph) -> bool:
+    return any(name and len(graph.shape(name)) == 4 for name in graph.inputs)
+
+
+def _uniform(graph: Graph, devices: int, speed: Sequence[float]) -> dict[str, Plan]:
+    """One layout for the whole model; and one device for everything."""
+    only = alone(speed)
+    found = {"one device alone": plan_graph(graph, devices, layout=only, groups="one")}
+    if not _pictures(graph):
+        found["whole everywhere"] = plan_graph(graph, devices, layout="whole", groups="one")
+        return found
+    for layout in candidates(graph, speed):
+        idle = any(0 in cut for _, cut in layout.cuts)
+        mixed = len(set(layout.letters) - {"w"}) > 1
+        if not (layout.is_whole or idle or mixed):
+            plan = plan_graph(graph, devices, layout=layout, groups="auto")
+            found[f"{layout} everywhere"] = plan
+    return found
+
+
+def _searched(graph: Graph, profile: Profile, speed: Sequence[float]) -> dict[str, Plan]:
+    if not _pictures(graph):
+        return {}
+    walk = Walk(graph, Prices(profile, classes=True), candidates(graph, speed))
+    found: dict[str, Plan] = {}
+    for felt in FELT:
+        plan = walk.plan(felt)
+        if plan not in found.values():
+            found[f"found with weight gradients {felt:.0%} felt"] = plan
+    return found
+
+
+def ends(graph: Graph) -> list[int]:
+    """Nodes behind which a group may end: before products, windows and pools; and the last."""
+    heads = [
+        index
+        for index, node in enumerate(graph.nodes)
+        if windowed(node, graph) or ((rule := rule_for(node.op)) and rule.makes)
+    ]
+    return [*(head - 1 for head in heads[1:] if head > 0), len(graph.nodes) - 1]
+
+
+def longest_run(count: int) -> int:
+    """How many heads a group may have: longer ones where there are few places to look at."""
+    return 6 if count <= 12 else 4 if count <= 40 else 3
+
+
+class Walk:
+    """All places and layouts of one graph, priced; the cheapest ways through them."""
+
+    def __init__(self, graph: Graph, prices: Prices, layouts: Sequence[Layout]) -> None:
+        self.graph, self.layouts = graph, list(layouts)
+        self.ground = Ground(graph, prices)
+        self.ends = ends(graph)
+        inner = self.ground.graph
+        shown = [graph.nodes[end].output for end in self.ends]
+        self.places = [inner.producer[name] for name in shown[:-1]] + [len(inner.nodes) - 1]
+        self.reach = longest_run(len(self.ends))
+        self._runs: dict[tuple[int, int, int], Stretch] = {}
+        self._moves: dict[tuple[int, int, int], list[float]] = {}
+        self._have: dict[str, Numbers] = {}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for stop in range(len(self.places)):
+            for start in range(max(0, stop - self.reach + 1), stop + 1):
+                first = self.places[start - 1] + 1 if start else 0
+                for number, layout in enumerate(self.layouts):
+                    run = price(self.ground, layout, first=first, last=self.places[stop])
+                    self._runs[start, stop, number] = run
+                    if start:
+                        self._moves[start, stop, number] = self._moving(run)
+
+    def _moving(self, run: Stretch) -> list[float]:
+        """Seconds to bring what enters a run, by the layout before it."""
+        ground = self.ground
+        total = np.zeros(len(self.layouts))
+        if ground.prices.network is None:
+            return [0.0] * len(self.layouts)
+        for name, boxes in run.enters:
+            live = name in ground.carries
+            value = ground.graph.values[name]
+            whole = (Box.whole(value.shape),) * ground.prices.devices
+            need = corners(whole if boxes is None else boxes)
+            if name not in self._have:
+                tiles = [corners(ground.tiles(name, one)) for one in self.layouts]
+                self._have[name] = np.stack(tiles)
+            have = self._have[name]
+            sizes = ground.volumes(have, need[None]) * ground.size(name)
+            seconds = ground.moved_s(sizes)
+            if live and boxes is not None:
+                seconds = seconds + ground.moved_s(sizes.swapaxes(-1, -2))
+            for number, before in enumerate(self.layouts):
+                if before.is_whole:  # all have all of it; parts of its gradient are summed
+                    back = live and boxes is not None
+                    seconds[number] = ground.prices.joint_s(value.bytes) if back else 0.0
+            total += seconds
+        found: list[float] = total.tolist()
+        return found
+
+    def plan(self, felt: float) -> Plan:
+        """The cheapest way, with a part of the sums of weight gradients taken as felt."""
+        count, stops = len(self.layouts), len(self.places)
+        best = [[float("inf")] * count for _ in range(stops)]
+        back: list[list[tuple[int, int] | None]] = [[None] * count for _ in range(stops)]
+        for stop in range(stops):
+            for start in range(max(0, stop - self.reach + 1), stop + 1):
+                for number in range(count):
+                    run = self._runs[start, stop, number]
+                    cost, origin = run.work_s + felt * run.sums_s, None
+                    if start:
+                        moves, before = self._moves[start, stop, number], best[start - 1]
+                        ways = [old + move for old, move in zip(before, moves, strict=True)]
+                        origin = (start - 1, min(range(count), key=ways.__getitem__))
+                        cost += ways[origin[1]]
+                    if cost < best[stop][number]:
+                        best[stop][number], back[stop][number] = cost, origin
+        last = [c + self._ending_s(n) for n, c in enumerate(best[-1])]
+        return self._traced(back, min(range(count), key=last.__getitem__))
+
+    def _ending_s(self, number: int) -> float:
+        """Every device gets the results."""
+        layout, ground = self.layouts[number], self.ground
+        if layout.is_whole or ground.prices.network is None:
+            return 0.0
+        total = 0.0
+        for name in results(ground.graph):
+            producer = ground.graph.producer.get(name)
+            roles = ground.mask(layout.letters)[1]
+            if producer is None or roles[producer].role in ("whole", "reduce"):
+                continue
+            whole = (Box.whole(ground.graph.shape(name)),) * ground.prices.devices
+            have = corners(ground.tiles(name, layout))
+            sizes = ground.volumes(have, corners(whole)) * ground.size(name)
+            total += float(ground.moved_s(sizes))
+        return total
+
+    def _traced(self, back: Sequence[Sequence[tuple[int, int] | None]], number: int) -> Plan:
+        stop, groups = len(self.places) - 1, []
+        while True:
+            origin = back[stop][number]
+            begin = self.ends[origin[0]] + 1 if origin else 0
+            end = self.ends[stop]
+            title = group_title(self.graph, begin, end)
+            groups.append(Group(self.graph.nodes[end].output, self.layouts[number], title))
+            if origin is None:
+                break
+            stop, number = origin
+        return tidy(Plan(self.graph.digest, self.ground.prices.devices, tuple(groups[::-1])))
+
+
+def tidy(plan: Plan) -> Plan:
+    """Neighbours in one layout as one group, where its border would change nothing.
+
+    Images do not depend on each other, so groups of whole images compute and send the same
+    wherever they end.
+    """
+    groups: list[Group] = []
+    for group in plan.groups:
+        before = groups[-1] if groups else None
+        free = not set(group.layout.letters) - {"n"}
+        if before is not None and free and before.layout == group.layout:
+            groups[-1] = joined(before, group)
+        else:
+            groups.append(group)
+    return replace(plan, groups=tuple(groups))

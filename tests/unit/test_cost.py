@@ -1,0 +1,219 @@
+"""Prices, clocks and predictions: what a step costs, and where its seconds go."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from terrazzo.graph.export import export
+from terrazzo.planner import plan_graph
+from terrazzo.planner.clocks import Clocks
+from terrazzo.planner.cost import Prediction, predict
+from terrazzo.planner.prices import Prices, speeds
+from terrazzo.records import Graph
+from terrazzo.records.profile import Profile
+from terrazzo.schedule import lower, traffic
+from terrazzo.schedule.gradient import differentiable
+from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.work import work
+
+sys.path.insert(0, str(Path(__file__).parent))
+from clusters import profile
+
+BATCH = 4
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=1),
+    )  # fmt: skip
+
+
+@cache
+def graph() -> Graph:
+    return export(model(), (torch.zeros(BATCH, 3, 48, 48),)).graph
+
+
+def predicted(cluster: Profile, layout: str, *, groups: Any = "each", **options: Any) -> Prediction:
+    plan = plan_graph(graph(), len(cluster.devices), layout=layout, groups=groups)
+    return predict(lower(graph(), plan), cluster, **options)
+
+
+class TestClocks:
+    def clocks(self, **options: Any) -> Clocks:
+        clocks = Clocks(Prices(profile(3, **options)))
+        clocks.enter(0)
+        return clocks
+
+    def test_a_receiver_waits_for_the_sender_and_the_wire(self) -> None:
+        clocks = self.clocks(mbit_per_s=80, latency_s=0.01)
+        clocks.compute(0, 5.0)
+        clocks.exchange([(0, 1, 10_000_000)])
+        assert clocks.now[1] == pytest.approx(6.01, rel=0.05)
+        assert clocks.now[2] == 0, "who has no part in it goes on"
+        assert clocks.accounts[1].waiting_s == pytest.approx(5.0, rel=0.05)
+        assert clocks.accounts[0].compute_s == 5.0
+
+    def test_messages_share_the_link_of_who_gets_them(self) -> None:
+        clocks = self.clocks(mbit_per_s=80)
+        clocks.exchange([(0, 2, 10_000_000), (1, 2, 10_000_000)])
+        assert clocks.now[2] == pytest.approx(2.0, rel=0.05)
+        assert clocks.now[0] == pytest.approx(1.0, rel=0.1)
+
+    def test_on_one_medium_everybody_waits_for_everybody(self) -> None:
+        messages = [(0, 1, 5_000_000), (1, 2, 5_000_000), (2, 0, 5_000_000)]
+        wired, air = self.clocks(mbit_per_s=80), self.clocks(mbit_per_s=80, shared=True)
+        wired.exchange(messages)
+        air.exchange(messages)
+        assert max(wired.now) == pytest.approx(0.5, rel=0.1)
+        assert max(air.now) == pytest.approx(1.5, rel=0.1)
+
+    def test_a_sum_beside_computing_is_felt_only_where_it_outlasts_it(self) -> None:
+        for computing_s, felt in ((100.0, False), (0.1, True)):
+            clocks = self.clocks()
+            clocks.background(10_000_000, (0, 1, 2))
+            for device in range(3):
+                clocks.compute(device, computing_s)
+            clocks.finish()
+            assert (clocks.accounts[0].sums_s > 0) == felt
+            assert clocks.now[0] > computing_s, "it takes processor time in any case"
+
+    def test_boxes_and_sums_share_a_link(self) -> None:
+        free, busy = self.clocks(), self.clocks()
+        busy.background(50_000_000, (0, 1, 2))
+        for clocks in (free, busy):
+            clocks.exchange([(0, 1, 10_000_000)])
+        assert busy.now[1] > 1.5 * free.now[1]
+
+    def test_every_second_is_booked(self) -> None:
+        clocks = self.clocks()
+        clocks.compute(1, 0.3)
+        clocks.background(8_000_000, (0, 1, 2))
+        clocks.exchange([(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
+        clocks.meet(0.02)
+        clocks.finish()
+        for device, account in enumerate(clocks.accounts):
+            booked = account.compute_s + account.exchange_s + account.waiting_s + account.sums_s
+            assert booked == pytest.approx(clocks.now[device])
+
+
+class TestPrices:
+    def test_measured_collectives_are_taken_where_there_are_any(self) -> None:
+        plain = profile(4)
+        assert plain.network is not None
+        network = replace(
+            plain.network,
+            sums_s=((1000, 0.01), (1_000_000, 0.2)),
+            gathers_s=((100, 0.005), (10_000, 0.006)),
+        )
+        prices = Prices(replace(plain, network=network))
+        assert prices.gather_s(10) == 0.005
+        assert prices.gather_s(5_050) == pytest.approx(0.0055)
+        assert prices.sum_s(1_000_000) == pytest.approx(0.2)
+        assert prices.sum_s(2_000_000) == pytest.approx(0.39, rel=0.01)
+        assert prices.sum_s(1_000_000, 2) < prices.sum_s(1_000_000), "fewer rounds, fewer bytes"
+
+    def test_a_ring_sends_nearly_twice_the_payload(self) -> None:
+        prices = Prices(profile(5, mbit_per_s=80, latency_s=0.0))
+        assert prices.sum_s(10_000_000) == pytest.approx(2 * 4 / 5, rel=0.05)
+
+    def test_devices_that_are_nearly_alike_count_as_equal(self) -> None:
+        assert len(set(speeds(profile((7e9, 7.2e9, 6.9e9))))) == 1
+        assert len(set(speeds(profile((7e9, 3e9, 7e9))))) == 2
+
+
+class TestPredict:
+    def test_one_device_takes_the_sum_of_its_operators(self) -> None:
+        cluster = profile(1)
+        plan = plan_graph(graph(), 1, layout="whole", groups="one")
+        prices = Prices(cluster)
+        costs = [prices.whole(node, graph(), 0) for node in graph().nodes]
+        found = predict(lower(graph(), plan), prices)
+        first = costs[0].backward_input_s
+        total = sum(cost.step_s for cost in costs) - first
+        assert found.step_s == pytest.approx(total, rel=0.03)
+        assert found.exchange_s == (0.0,)
+        assert found.bottleneck.startswith("compute on d0")
+
+    @pytest.mark.parametrize("layout", ["tiles:2x2", "samples:4", "channels:4", "tiles:4x1"])
+    def test_bytes_are_those_the_program_sends(self, layout: str) -> None:
+        program = lower(graph(), plan_graph(graph(), 4, layout=layout, groups="each"))
+        weights = {v.name for v in graph().values.values() if v.kind == "parameter"}
+        counted = traffic(program, differentiable(program, weights & set(program.arrays)))
+        found = predict(program, profile(4), memory=False)
+        assert found.sent_bytes == counted.sent_bytes
+        assert found.summed_bytes == counted.summed_bytes
+
+    def test_fast_links_make_a_step_nearly_as_many_times_faster(self) -> None:
+        quick = {"mbit_per_s": 1e6, "latency_s": 0.0}
+        alone = predicted(profile(1), "whole").step_s
+        assert alone / predicted(profile(4, **quick), "samples:4").step_s > 2.5
+
+    @pytest.mark.parametrize("layout", ["tiles:2x2", "samples:4", "channels:4"])
+    def test_slower_links_never_help(self, layout: str) -> None:
+        found = [predicted(profile(4, mbit_per_s=rate), layout).step_s for rate in (1000, 94, 10)]
+        assert found == sorted(found)
+        air = predicted(profile(4, shared=True), layout).step_s
+        assert air > found[1]
+
+    def test_a_slow_device_is_named_and_waited_for(self) -> None:
+        cluster = profile((7e9, 7e9, 1e9, 7e9), mbit_per_s=10_000)
+        found = predicted(cluster, "samples:4")
+        assert found.bottleneck.startswith("compute on d2")
+        assert found.waiting_s[0] > found.compute_s[0] > found.waiting_s[2]
+
+    def test_weight_gradients_over_slow_links_are_named(self) -> None:
+        found = predicted(profile(4, mbit_per_s=10), "samples:4")
+        assert found.bottleneck.startswith("links: weight gradients, the largest those of 8.weight")
+        assert min(found.sums_s) > max(found.compute_s)
+
+    def test_channels_need_no_sums_of_weight_gradients(self) -> None:
+        found = predicted(profile(4, mbit_per_s=10), "channels:4")
+        assert max(found.sums_s) < 0.01
+        assert found.bottleneck.startswith("links: maps")
+
+    def test_frozen_weights_cost_neither_arithmetic_nor_traffic(self) -> None:
+        every = frozenset(v.target for v in graph().values.values() if v.kind == "parameter")
+        some = frozenset(name for name in every if name.startswith(("6.", "8.")))
+        trained = predicted(profile(4), "samples:4")
+        part = predicted(profile(4), "samples:4", frozen=some)
+        none = predicted(profile(4), "samples:4", frozen=every)
+        assert none.compute_s[0] < part.compute_s[0] < trained.compute_s[0]
+        assert sum(none.summed_bytes) < sum(part.summed_bytes) < sum(trained.summed_bytes)
+
+    def test_passes_repeat_work(self) -> None:
+        programs = [
+            lower(graph(), plan_graph(graph(), 2, layout="tiles:2x1", groups="one", passes=passes))
+            for passes in (0, 4)
+        ]
+        plain, again = (predict(program, profile(2)).compute_s[0] for program in programs)
+        assert 1.0 < again / plain < 1.5 * work(programs[1], 0).times
+        assert again / plain > 0.9 * work(programs[1], 0).times
+
+    def test_memory_is_the_walk_and_the_optimisers_state(self) -> None:
+        program = lower(graph(), plan_graph(graph(), 2, layout="tiles:2x1", groups="each"))
+        foot = footprint(program, 0)
+        plain = predict(program, profile(2)).memory_bytes[0]
+        assert plain == foot.total_bytes
+        adam = predict(program, profile(2), optimizer="adam").memory_bytes[0]
+        assert adam - plain == 2 * foot.weights_bytes
+
+    def test_seconds_of_devices_add_up(self) -> None:
+        found = predicted(profile((7e9, 3e9, 7e9, 7e9)), "tiles:2x2")
+        for device in range(4):
+            parts = (found.compute_s, found.exchange_s, found.waiting_s, found.sums_s)
+            assert sum(part[device] for part in parts) == pytest.approx(found.step_s)
+
+    def test_groups_add_up_to_the_whole(self) -> None:
+        found = predicted(profile(4), "tiles:2x2")
+        in_groups = sum(group.compute_s[1] for group in found.groups)
+        assert 0.9 * found.compute_s[1] < in_groups <= found.compute_s[1]
