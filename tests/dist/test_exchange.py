@@ -119,8 +119,9 @@ def exchange(seed: int) -> str:
         needed = tuple(random_box(draw, shape) for _ in owned)
         arrays += [Array(name, name, held), Array(f"{name}@", name, needed)]
         moves.append(Move(name, f"{name}@", transfers(owned, needed)))
-    run = call(program(shapes, arrays))
-    step = ExchangeStep(Exchange(tuple(moves), 0))
+    made = program(shapes, arrays)
+    run = call(made)
+    step = ExchangeStep(Exchange(tuple(moves), 0), made, device=links.device)
     wholes = {name: whole_tensor(draw, shape) for name, shape in shapes.items()}
     run.held.update({name: wholes[name][run.box(name).slices()].clone() for name in shapes})
     step.forward(run)
@@ -145,7 +146,8 @@ def addends(seed: int) -> str:
     shape = random_shape(draw)
     parts, needed = (tuple(random_box(draw, shape) for _ in range(links.devices)) for _ in "ab")
     made = program({"v": shape}, [Array("v+", "v", parts), Array("v", "v", needed)])
-    step = ExchangeStep(Exchange((Move("v+", "v", transfers(parts, needed), adds=True),), 0))
+    move = Move("v+", "v", transfers(parts, needed), adds=True)
+    step = ExchangeStep(Exchange((move,), 0), made, device=links.device)
     run, y = call(made), own_tensor(draw, needed[links.device].shape, links.device)
     pieces = [own_tensor(draw, box.shape, device) for device, box in enumerate(parts)]
     run.held["v+"] = pieces[links.device].clone()
@@ -169,7 +171,8 @@ def gather(seed: int) -> str:
     owned = random_layout(draw, shape, links.devices)
     made = program({"v": shape}, [Array("v", "v", owned), Array("v*", "v", None)])
     everywhere = (Box.whole(shape),) * links.devices
-    step = ExchangeStep(Exchange((Move("v", "v*", transfers(owned, everywhere)),), 0))
+    move = Move("v", "v*", transfers(owned, everywhere))
+    step = ExchangeStep(Exchange((move,), 0), made, device=links.device)
     run, x, y = call(made), whole_tensor(draw, shape), whole_tensor(draw, shape)
     run.held["v"] = x[run.box("v").slices()].clone()
     step.forward(run)

@@ -7,14 +7,13 @@ means what it says. Anything else would need the elements that are elsewhere, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from terrazzo.errors import UsageError
 from terrazzo.geometry import Box
@@ -81,8 +80,7 @@ class CutTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         name = function.__name__
-        cuts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, CutTensor)]
-        home = cuts[0].home
+        home = next(leaf.home for leaf in _tensors(args, kwargs) if isinstance(leaf, CutTensor))
         if name in _REDUCTIONS:
             return _REDUCTIONS[name](function, args, kwargs)
         if name in ("__get__", "__set__", "__delete__"):
@@ -92,7 +90,9 @@ class CutTensor(Tensor):
         _check_shapes(name, args, kwargs, home)
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
-        return pytree.tree_map(lambda leaf: _kept(leaf, home), result)
+        if isinstance(result, (tuple, list)):
+            return type(result)(_kept(leaf, home) for leaf in result)
+        return _kept(result, home)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise _refusal(self.home, "a copy of it")
@@ -117,6 +117,15 @@ def cut(parameter: nn.Parameter, home: Home) -> None:
     parameter.grad = None
     parameter.__class__ = CutParameter
     parameter.home = home  # type: ignore[attr-defined]
+
+
+def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, also in lists; this runs for every step of an optimiser."""
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (tuple, list)):
+            yield from _tensors(argument, {})
 
 
 def _kept(leaf: Any, home: Home) -> Any:
@@ -166,9 +175,7 @@ def _check_shapes(name: str, args: Any, kwargs: Mapping[str, Any], home: Home) -
     """A tensor of another shape would broadcast over a part as it would not over the whole."""
     if name.startswith(("_foreach_", "_fused_")):
         return  # lists of many weights, each with its own
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if not isinstance(leaf, Tensor):
-            continue
+    for leaf in _tensors(args, kwargs):
         other = leaf.home.name if isinstance(leaf, CutTensor) else None
         with torch._C.DisableTorchFunctionSubclass():
             shape, single = tuple(leaf.shape), leaf.numel() == 1

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from terrazzo.runtime.links import Links, Pending
 
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 4 << 20
+"""A sum takes as many rounds of messages as there are devices, whatever its size."""
 
 Circle = tuple[int, ...] | None
 """The devices whose parts add up; None: all of them."""

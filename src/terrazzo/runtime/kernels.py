@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.geometry import Box
+from terrazzo.runtime.pooling import max_pool2d
 from terrazzo.runtime.random import mix, normal, uniform
 
 
@@ -298,7 +299,10 @@ KERNELS: dict[str, Kernel] = {
         part_mean, part_sum, part_power, root, part_amax, part_amin, part_first_max, part_loss,
         part_cross_entropy, part_nll, negate, quotient, numerator,
     )
-} | {"terrazzo.adaptive_max_pool2d": adaptive_max_whole}  # fmt: skip
+} | {
+    "terrazzo.adaptive_max_pool2d": adaptive_max_whole,
+    "aten.max_pool2d.default": max_pool2d,
+}  # fmt: skip
 
 DRAWS: dict[str, Kernel] = {
     f"terrazzo.{kernel.__name__}": kernel

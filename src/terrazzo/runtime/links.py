@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LONGEST_GIST = 120
+SMALL_BYTES = 1 << 15
+"""Up to this, sending to everybody takes less time than the rounds of a ring."""
 
 
 @dataclass
@@ -73,37 +75,48 @@ class Links:
         self, sends: Sequence[tuple[int, int, Tensor]], receives: Sequence[tuple[int, int, Tensor]]
     ) -> None:
         """Posts all (peer, tag, tensor) messages at once, then waits for them."""
+        self._check_whole()
         waiting = []
-        for peer, tag, tensor in receives:
-            with self._guard(peer):
+        peer = self.device
+        try:
+            for peer, tag, tensor in receives:
                 waiting.append((peer, dist.irecv(tensor, peer, group=self._small, tag=tag)))
-        for peer, tag, tensor in sends:
-            with self._guard(peer):
+            for peer, tag, tensor in sends:
                 waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
-            self.counters.sent_bytes += tensor.numel() * tensor.element_size()
-        for peer, work in waiting:
-            with self._guard(peer):
+                self.counters.sent_bytes += tensor.numel() * tensor.element_size()
+            for peer, work in waiting:  # noqa: B007 - named if it fails
                 if work is not None:
                     work.wait()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise self._lost(error, peer) from error
 
     def gather(self, tensor: Tensor, *, counted: bool = True) -> Tensor:
-        """One small tensor of equal shape from each device, stacked in order of device."""
+        """One small tensor of equal shape from each device, stacked in order of device.
+
+        Every device writes to every other at once. A ring would send as little, but in as many
+        rounds as there are devices, and a round can wait for each of them to wake up.
+        """
         if self.devices == 1:
             return tensor.unsqueeze(0)
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.devices)]
+        copies = tensor.expand(self.devices, *tensor.shape).contiguous()
+        parts = torch.empty_like(copies)
         with self._guard():
-            dist.all_gather(parts, tensor, group=self._small)
+            dist.all_to_all_single(parts, copies, group=self._small)
         if counted:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
-        return torch.stack(parts)
+        return parts
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over devices, in place."""
-        if self.devices > 1:
-            with self._guard():
-                dist.all_reduce(tensor, group=self._small)
-            self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        """The sum over devices, in place; small ones in one round, added in order of device."""
+        if self.devices == 1:
+            return tensor
+        if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
+            return tensor.copy_(self.gather(tensor).sum(0))
+        with self._guard():
+            dist.all_reduce(tensor, group=self._small)
+        self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
     def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
@@ -161,14 +174,17 @@ class Links:
     @contextlib.contextmanager
     def _guard(self, peer: int | None = None) -> Iterator[None]:
         """Turns a broken connection into an error that names the device."""
-        if self._broken is not None:
-            raise RunError(f"the devices lost each other earlier: {self._broken}")
+        self._check_whole()
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, (torch.OutOfMemoryError,)):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise self._lost(error, peer) from error
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise RunError(f"the devices lost each other earlier: {self._broken}")
 
     def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
         """Wakes the others, then asks them through the store who is gone."""

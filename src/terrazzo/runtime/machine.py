@@ -49,7 +49,7 @@ class Machine:
         if isinstance(step, Take):
             return TakeStep(step)
         if isinstance(step, Exchange):
-            return ExchangeStep(step)
+            return ExchangeStep(step, program, device=device)
         if isinstance(step, Spread):
             array = program.arrays[step.source]
             parameter = program.graph.values[array.value].kind == "parameter"

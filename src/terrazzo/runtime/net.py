@@ -158,8 +158,13 @@ class Net(nn.Module):
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Ready:
         """Exports and plans for inputs like these, unless that was done before."""
         leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        return self._prepared(leaves, tree, self._key(leaves, tree))
+
+    def _prepared(
+        self, leaves: Sequence[Any], tree: pytree.TreeSpec, inputs: tuple[object, ...]
+    ) -> Ready:
         modules = tuple(id(module) for module in self._model.modules())
-        key = (self._key(leaves, tree), modules)  # a layer put in place of another counts too
+        key = (inputs, modules)  # a layer put in place of another counts too
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
             ready = self._make_ready(leaves, tree)
@@ -242,12 +247,13 @@ class Net(nn.Module):
             leaves, tree = pytree.tree_flatten((args, kwargs))
             if self._links.recorder is not None:
                 self._links.recorder.begin(self.calls + 1)
-            self._open(leaves, tree)
-            ready = self.prepare(args, kwargs)
+            key = self._key(leaves, tree)
+            self._open(leaves, key)
+            ready = self._prepared(leaves, tree, key)
             outputs = Call(self, ready, leaves).run()
         return pytree.tree_unflatten(outputs, ready.output_tree)
 
-    def _open(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
+    def _open(self, leaves: Sequence[Any], key: tuple[object, ...]) -> None:
         """Before any work: all devices confirm that they make the same call."""
         self.calls += 1
         links = self._links
@@ -259,7 +265,7 @@ class Net(nn.Module):
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         cast = torch.is_autocast_enabled("cpu") and str(torch.get_autocast_dtype("cpu"))
         context = (torch.is_grad_enabled(), cast, self.seed)
-        subject = fingerprint(self._key(leaves, tree), trained, followed, context)
+        subject = fingerprint(key, trained, followed, context)
         whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         fed = any(isinstance(leaf, Part) for leaf in leaves)
         sums, tolerance = digest([] if fed else whole)

@@ -2,88 +2,108 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from terrazzo.runtime.steps.step import Run
-from terrazzo.schedule import Exchange, Move
+from terrazzo.schedule import Exchange, Move, Program
 
 Message = tuple[int, int, Tensor]
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One box of a move: who the other device is, and where the box lies here, on either side."""
+
+    peer: int
+    source: Slices
+    target: Slices
+
+
+class _Moves:
+    """One move as this device sees it, worked out once."""
+
+    def __init__(self, move: Move, program: Program, device: int) -> None:
+        self.source, self.target, self.adds = move.source, move.target, move.adds
+        boxes = [program.arrays[name].boxes for name in (move.source, move.target)]
+        held, wanted = (None if part is None else part[device] for part in boxes)
+        self.gathers = wanted is None
+        self.device = device
+        self.sent: list[_Piece] = []
+        self.arriving: list[_Piece] = []
+        """In the order of the plan, what stays here among the rest, so that sums repeat."""
+        for transfer in move.transfers:
+            here = (transfer.source == device, transfer.destination == device)
+            source = transfer.box.within(held).slices() if held and here[0] else ()
+            target = transfer.box.within(wanted).slices() if wanted else transfer.box.slices()
+            if here[1]:
+                self.arriving.append(_Piece(transfer.source, source, target))
+            elif here[0]:
+                self.sent.append(_Piece(transfer.destination, source, ()))
 
 
 class ExchangeStep:
-    def __init__(self, step: Exchange) -> None:
+    def __init__(self, step: Exchange, program: Program, *, device: int) -> None:
         self.step = step
+        self.moves = [_Moves(move, program, device) for move in step.moves]
 
     def forward(self, run: Run) -> None:
         sends: list[Message] = []
         receives: list[Message] = []
-        arrivals = []
-        for tag, move in enumerate(self.step.moves):
+        arrivals: list[tuple[Tensor, Tensor, bool]] = []
+        for tag, move in enumerate(self.moves):
             source = run.held[move.source]
             target = run.zeros(move.target) if move.adds else run.empty(move.target)
-            held, wanted = run.box(move.source), run.box(move.target)
-            for transfer in move.transfers:
-                if transfer.source == run.device:
-                    piece = source[transfer.box.within(held).slices()]
-                    if transfer.destination == run.device and move.adds:
-                        arrivals.append((target[transfer.box.within(wanted).slices()], piece, True))
-                    elif transfer.destination == run.device:
-                        target[transfer.box.within(wanted).slices()] = piece
-                    else:
-                        sends.append((transfer.destination, tag, piece.contiguous()))
-                elif transfer.destination == run.device:
-                    place = target[transfer.box.within(wanted).slices()]
-                    buffer = (
-                        place
-                        if place.is_contiguous() and not move.adds
-                        else torch.empty_like(place, memory_format=torch.contiguous_format)
-                    )
-                    receives.append((transfer.source, tag, buffer))
+            for piece in move.sent:
+                sends.append((piece.peer, tag, source[piece.source].contiguous()))
+            for piece in move.arriving:
+                place = target[piece.target]
+                if piece.peer == move.device:
+                    arrivals.append((place, source[piece.source], move.adds))
+                    continue
+                straight = place.is_contiguous() and not move.adds
+                buffer = place if straight else _buffer(place)
+                receives.append((piece.peer, tag, buffer))
+                if not straight:
                     arrivals.append((place, buffer, move.adds))
             run.held[move.target] = target
         run.links.exchange(sends, receives)
-        for place, buffer, adds in arrivals:  # in the order of the plan, so that sums repeat
+        for place, buffer, adds in arrivals:
             if adds:
                 place.add_(buffer)
-            elif place is not buffer:
+            else:
                 place.copy_(buffer)
 
     def backward(self, run: Run) -> None:
         sends: list[Message] = []
         receives: list[Message] = []
-        arrivals, results = [], []
-        for tag, move in enumerate(self.step.moves):
+        arrivals: list[tuple[Tensor, Tensor]] = []
+        results = []
+        for tag, move in enumerate(self.moves):
             if move.target not in run.live:
                 continue
             grad, result = run.gradient(move.target), run.zeros(move.source)
-            if run.array(move.target).is_whole:
-                self._slice(run, move, grad, result)
-            else:
-                held, wanted = run.box(move.source), run.box(move.target)
-                for transfer in move.transfers:
-                    if transfer.destination == run.device:
-                        piece = grad[transfer.box.within(wanted).slices()]
-                        if transfer.source == run.device:
-                            result[transfer.box.within(held).slices()] += piece
-                        else:
-                            sends.append((transfer.source, tag, piece.contiguous()))
-                    elif transfer.source == run.device:
-                        place = result[transfer.box.within(held).slices()]
-                        buffer = torch.empty_like(place, memory_format=torch.contiguous_format)
-                        receives.append((transfer.destination, tag, buffer))
-                        arrivals.append((place, buffer))
             results.append((move.source, result))
+            for piece in move.arriving:
+                if piece.peer == move.device:
+                    result[piece.source].add_(grad[piece.target])
+                elif not move.gathers:
+                    sends.append((piece.peer, tag, grad[piece.target].contiguous()))
+            # A gathered gradient is complete on every device: each takes what it owns.
+            for piece in () if move.gathers else move.sent:
+                place = result[piece.source]
+                buffer = _buffer(place)
+                receives.append((piece.peer, tag, buffer))
+                arrivals.append((place, buffer))
         run.links.exchange(sends, receives)
         for place, buffer in arrivals:  # in the order of the plan, so that sums repeat
             place.add_(buffer)
         for name, result in results:
             run.add(name, result)
 
-    @staticmethod
-    def _slice(run: Run, move: Move, grad: Tensor, result: Tensor) -> None:
-        """A whole gradient is complete on every device: each takes what it owns."""
-        held = run.box(move.source)
-        for transfer in move.transfers:
-            if transfer.source == run.device == transfer.destination:
-                result[transfer.box.within(held).slices()] = grad[transfer.box.slices()]
+
+def _buffer(place: Tensor) -> Tensor:
+    return torch.empty_like(place, memory_format=torch.contiguous_format)

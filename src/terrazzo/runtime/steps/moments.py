@@ -45,7 +45,7 @@ class MomentsStep:
             part = torch.zeros(self.step.reduction.shape, dtype=dtype, device=run.torch_device)
         else:
             rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
-            part = part_moments(rows, rows.numel() // rows.shape[1])
+            part = part_moments(rows)
             if part.shape != self.step.reduction.shape:
                 full = part.new_zeros(self.step.reduction.shape)
                 full[:, self.place] = part
