@@ -12,6 +12,7 @@ from terrazzo.report.screen import Screen
 
 ALIKE = 0.1
 MOST_FAMILIES = 12
+WAYS = ("forward_s", "backward_input_s", "backward_weight_s")
 
 
 def show_profile(profile: Profile, screen: Screen) -> None:
@@ -98,17 +99,22 @@ def _families(device: DeviceProfile) -> list[_FamilyRow]:
         groups.setdefault(timing.load.family, []).append(timing)
     rows = []
     for name, timings in groups.items():
-        whole = max(timings, key=lambda t: (t.load.flops, t.load.reads))
-        product = whole.load.is_product
-        work = whole.load.flops if product else max(whole.load.reads, whole.load.writes)
-        unit = "G/s" if product else "Gel/s"
-        cells = [
-            "" if seconds is None else f"{work / seconds / 1e9:.3g} {unit}"
-            for seconds in (whole.forward_s, whole.backward_input_s, whole.backward_weight_s)
-        ]
+        cells = [_family_rate(timings, way) for way in WAYS]
         text = f"{name:26}{len(timings):>6}" + "".join(f"{cell:>13}" for cell in cells)
         rows.append(_FamilyRow(sum(sum(_directions(t)) for t in timings), text.rstrip()))
     return sorted(rows, key=lambda row: -row.spent_s)
+
+
+def _family_rate(timings: Sequence[Timing], way: str) -> str:
+    """All its sizes together, so that none of them stands for the others."""
+    known = [(t.load, seconds) for t in timings if (seconds := getattr(t, way)) is not None]
+    if not known:
+        return ""
+    if known[0][0].is_product:
+        work, unit = sum(load.flops for load, _ in known), "G/s"
+    else:
+        work, unit = sum(max(load.reads, load.writes) for load, _ in known), "Gel/s"
+    return f"{work / sum(seconds for _, seconds in known) / 1e9:.3g} {unit}"
 
 
 def _show_network(profile: Profile, network: Network, screen: Screen) -> None:
