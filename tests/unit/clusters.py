@@ -42,13 +42,14 @@ def profile(
     mbit_per_s: float = 94.0,
     latency_s: float = 1e-3,
     shared: bool = False,
+    cpu_s_per_byte: float = 2e-9,
     memory_bytes: int = 900 << 20,
 ) -> Profile:
     """Devices of 7 GFLOP/s (or of these rates), each with a link of its own or one for all."""
     rates = [GFLOPS] * speeds if isinstance(speeds, int) else list(speeds)
     rate = mbit_per_s * 1e6 / 8
     count = len(rates)
-    link = LinkProfile(rate, rate, latency_s, 2e-9, 5e-5)
+    link = LinkProfile(rate, rate, latency_s, cpu_s_per_byte, 5e-5)
     together = rate if shared else rate * count
     network = Network((link,) * count, shared, rate, together, (), ())
     return Profile(

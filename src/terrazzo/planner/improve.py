@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,24 @@ WORTH = 0.998
 
 
 def improved(
-    start: Tried, try_: Try, *, limit_bytes: int | None = None, evaluations: int = 20
+    start: Tried,
+    try_: Try,
+    *,
+    layouts: Sequence[Layout] = (),
+    limit_bytes: int | None = None,
+    evaluations: int = 20,
 ) -> Tried:
     """Takes every change that helps, in turns, until none does or enough were tried."""
     best, left, moved = start, evaluations, True
+    seen = {start.plan}
     while moved and left > 0:
         moved = False
-        for change in _changes(best):
+        for change in _changes(best, layouts):
             if left <= 0:
                 break
+            if change in seen:
+                continue
+            seen.add(change)
             left -= 1
             found = try_(start.name, change)
             fits = limit_bytes is None or max(found.prediction.memory_bytes) <= limit_bytes
@@ -38,11 +47,19 @@ def improved(
     return best
 
 
-def _changes(tried: Tried) -> Iterator[Plan]:
+def _changes(tried: Tried, layouts: Sequence[Layout]) -> Iterator[Plan]:
     """The neighbours of a plan, the most promising first."""
     yield from _shifted(tried)
     yield from _neighbours(tried.plan)
     yield from _merged(tried.plan)
+    for layout in layouts:
+        for place, group in enumerate(tried.plan.groups):
+            if group.layout != layout:
+                yield _changed(tried.plan, place, replace(group, layout=layout))
+
+
+def _changed(plan: Plan, place: int, group: Group) -> Plan:
+    return replace(plan, groups=(*plan.groups[:place], group, *plan.groups[place + 1 :]))
 
 
 def _merged(plan: Plan) -> Iterator[Plan]:
@@ -66,8 +83,7 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
     for place, group in enumerate(plan.groups):
         for other in (place - 1, place + 1):
             if 0 <= other < len(plan.groups) and plan.groups[other].layout != group.layout:
-                moved = replace(group, layout=plan.groups[other].layout)
-                yield replace(plan, groups=(*plan.groups[:place], moved, *plan.groups[place + 1 :]))
+                yield _changed(plan, place, replace(group, layout=plan.groups[other].layout))
 
 
 def _shifted(tried: Tried) -> Iterator[Plan]:

@@ -104,12 +104,13 @@ def search(
         plans |= _searched(graph, profile, speed)
     tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
     fits = _limit(bench, tried, memory_bytes)
-    if not fits.kept:
-        raise PlanError(fits.refused[0])
     best = min(fits.kept, key=_order(objective))
     if devices > 1 and objective == TIME and best.plan.groups[0].passes == 0:
         rounds = max(4, EVALUATIONS // (len(graph.nodes) * devices // 4 + 1))
-        best = improved(best, bench.try_, limit_bytes=memory_bytes, evaluations=rounds)
+        others = candidates(graph, speed)
+        best = improved(
+            best, bench.try_, layouts=others, limit_bytes=memory_bytes, evaluations=rounds
+        )
     best = replace(best, prediction=_with_memory(bench, best))
     rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
@@ -148,21 +149,31 @@ def _limit(bench: Bench, tried: Sequence[Tried], memory_bytes: int | None) -> _F
     if memory_bytes is None:
         return _Fits(list(tried), ())
     kept = [t for t in tried if max(t.prediction.memory_bytes) <= memory_bytes]
-    large = sorted((t for t in tried if t not in kept), key=lambda t: t.prediction.step_s)
-    refused: list[str] = []
+    large = [t for t in tried if max(t.prediction.memory_bytes) > memory_bytes]
     fastest = min((t.prediction.step_s for t in kept), default=float("inf"))
-    for one in [t for t in large if t.prediction.step_s < fastest][:FITTED]:
-        program = lower(bench.graph, one.plan)
-        state = max(one.prediction.memory_bytes) - max(
-            predict(program, bench.prices, optimizer="sgd").memory_bytes
-        )
+    quick = sorted(
+        (t for t in large if t.prediction.step_s < fastest), key=lambda t: t.prediction.step_s
+    )[:FITTED]
+    lean = sorted((t for t in large if t not in quick), key=_order(MEMORY))
+    refused: dict[str, str] = {}
+    for one in [*quick, *lean]:
+        if kept and one in lean:
+            break  # only where nothing else fits
         try:
-            plan = fit(bench.graph, one.plan, memory_bytes - state)
+            kept.append(_fitted(bench, one, memory_bytes))
         except PlanError as error:
-            refused.append(str(error))
-            continue
-        kept.append(bench.try_(f"{one.name}, with passes", plan))
-    return _Fits(kept, tuple(refused))
+            refused[one.name] = f"{one.name}: {error}"
+    if not kept:
+        raise PlanError(refused[min(tried, key=_order(MEMORY)).name])
+    return _Fits(kept, tuple(refused.values()))
+
+
+def _fitted(bench: Bench, one: Tried, memory_bytes: int) -> Tried:
+    """The plan with passes, so that it fits together with the optimiser's state."""
+    plain = predict(lower(bench.graph, one.plan), bench.prices, optimizer="sgd").memory_bytes
+    state = max(o - p for o, p in zip(one.prediction.memory_bytes, plain, strict=True))
+    plan = fit(bench.graph, one.plan, memory_bytes - state)
+    return bench.try_(f"{one.name}, with passes", plan)
 
 
 # ---- plans -------------------------------------------------------------------------------------
