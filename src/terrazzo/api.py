@@ -19,8 +19,10 @@ from terrazzo.feed import feed
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
+from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Graph, Layout, Plan, document
 from terrazzo.records.graph import fingerprint
+from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net, PlanFor
@@ -78,17 +80,22 @@ def plan(
     groups: Groups = "auto",
     passes: int = 0,
     memory: str | int | None = None,
+    objective: str = "time",
+    profile: Profile | str | Path | None = None,
 ) -> Plan:
     """A plan for a model on inputs like ``example``.
 
-    ``layout``: "tiles:2x3", uneven "tiles:3,2,1x1", "whole", a Layout, or "auto": the grid of
-    tiles with the shortest borders. ``groups``: "each" (exchange halos at every operator; also
-    what "auto" means so far), "one" (recompute everything), a number, or layers that end groups.
-    ``passes`` and ``memory`` are those of ``parallelize``.
+    ``layout``: "tiles:2x3", uneven "tiles:3,2,1x1", "samples", "channels", "whole", a Layout, or
+    "auto". ``groups``: "each" (exchange halos at every operator), "one" (recompute everything), a
+    number, layers that end groups, or "auto". Where both are left open, the plan with the least
+    predicted time (or, with ``objective="memory"``, memory) is searched for, by a ``profile`` of
+    the devices (a Profile or its file; default: the newest one that ``terrazzo cluster profile``
+    has kept for this model and number of devices). Without any profile it is the grid of tiles
+    with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``.
     """
-    graph = export(model, _checked(example)).graph
-    wishes = Wishes(layout, groups, passes, memory)
-    return wishes.plan(graph, devices or _devices())
+    graph, count = export(model, _checked(example)).graph, devices or _devices()
+    wishes = Wishes(layout, groups, passes, memory, objective)
+    return informed(wishes, profile, graph=graph, devices=count).plan(graph, count)
 
 
 def parallelize(
@@ -100,6 +107,8 @@ def parallelize(
     groups: Groups = "auto",
     passes: int = 0,
     memory: str | int | None = None,
+    objective: str = "time",
+    profile: Profile | str | Path | None = None,
     seed: int | None = None,
     nan: str = "raise",
     align_every: int = ALIGN_EVERY,
@@ -112,6 +121,8 @@ def parallelize(
     groups are computed in that many strips: less memory, more time, the same numbers; also alone.
     ``memory`` ("700MiB", or bytes) chooses groups and passes so that a step fits: weights, their
     gradients and everything between, on top of the idle process and the optimiser's state.
+    ``layout``, ``groups``, ``objective`` and ``profile`` are those of ``tz.plan``; what is left
+    open is planned by device 0 for all.
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """
@@ -124,7 +135,8 @@ def parallelize(
     seed = int(links.broadcast(torch.tensor([own])))
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
-    planned = _planner(links, plan, Wishes(layout, groups, passes, memory))
+    wishes = Wishes(layout, groups, passes, memory, objective)
+    planned = _planner(links, plan, wishes, profile)
     net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
     ready = net.prepare(_checked(example))
     if links.recorder is not None and links.device == 0:
@@ -133,8 +145,12 @@ def parallelize(
     return net
 
 
-def _planner(links: Links, plan: Plan | None, wishes: Wishes) -> PlanFor:
+def _planner(
+    links: Links, plan: Plan | None, wishes: Wishes, profile: Profile | str | Path | None
+) -> PlanFor:
     """The function a net asks when it meets a graph for the first time."""
+    if plan is None and wishes.is_open:
+        return Planner(links, wishes, profile)
     if plan is None:
         return lambda graph: wishes.plan(graph, links.devices)
     if plan.devices != links.devices:

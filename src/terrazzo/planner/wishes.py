@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from terrazzo.errors import UsageError
+from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, plan_graph
 from terrazzo.planner.fitting import fit
+from terrazzo.planner.search import MEMORY, TIME, Found, search
 from terrazzo.records import Graph, Layout, Plan
+from terrazzo.records.profile import Profile
 from terrazzo.records.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Layout, groups, passes and memory as given to ``tz.plan`` and ``tz.parallelize``."""
+    """Layout, groups, passes and memory as given to ``tz.plan`` and ``tz.parallelize``.
+
+    With a profile, a plan whose layout and groups are left open is searched for. Without one, open
+    means the grid of tiles with the shortest borders, exchanging at every operator.
+    """
 
     layout: str | Layout = "auto"
     groups: Groups = "auto"
     passes: int = 0
     memory: str | int | None = None
+    objective: str = TIME
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         if self.passes < 0:
@@ -29,9 +37,32 @@ class Wishes:
             )
         if self.memory is not None:
             parse_bytes(self.memory)
+        if self.objective not in (TIME, MEMORY):
+            raise UsageError(f'objective={self.objective!r}: say "{TIME}" or "{MEMORY}"')
+
+    @property
+    def is_open(self) -> bool:
+        """Whether layout and groups are left to the planner."""
+        return self.layout == "auto" and self.groups == "auto" and not self.passes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory is None else parse_bytes(self.memory)
 
     def plan(self, graph: Graph, devices: int) -> Plan:
+        if self.profile is not None and self.is_open:
+            return self.search(graph, devices).best.plan
         plan = plan_graph(
             graph, devices, layout=self.layout, groups=self.groups, passes=self.passes
         )
-        return plan if self.memory is None else fit(graph, plan, parse_bytes(self.memory))
+        return plan if self.memory_bytes is None else fit(graph, plan, self.memory_bytes)
+
+    def search(self, graph: Graph, devices: int) -> Found:
+        """The best plan by the profile, and what else was looked at."""
+        assert self.profile is not None
+        if len(self.profile.devices) != devices:
+            raise PlanError(
+                f"the profile is of {len(self.profile.devices)} devices, the plan is for "
+                f"{devices}: measure these with terrazzo cluster profile, or plan for those"
+            )
+        return search(graph, self.profile, memory_bytes=self.memory_bytes, objective=self.objective)
