@@ -1,0 +1,92 @@
+"""Plans by a profile: device 0 searches, all devices obey, and the numbers stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from devices import run_on
+from plain import assert_close, batches, gradients, state, train, twin
+from torch import nn
+
+import terrazzo as tz
+from terrazzo.errors import PlanError
+from terrazzo.planner.guess import Figures, guessed
+from terrazzo.records.profile import Profile
+
+SHAPE = (2, 3, 64, 64)
+
+
+def model() -> nn.Sequential:
+    """Large maps with few weights first, small maps with many weights last."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(8),
+        nn.Conv2d(8, 96, 3, padding=1), nn.BatchNorm2d(96), nn.ReLU(),
+        nn.Conv2d(96, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(96, 5),
+    ).double()  # fmt: skip
+
+
+def profile(devices: int) -> Profile:
+    """Slow processors and fast links: spreading everything is worth it."""
+    found = guessed([Figures(f"d{i}", 1e7, 1 << 30, 1e7) for i in range(devices)])
+    quick = tuple(replace(device, seconds_per_cpu_s=1.0) for device in found.devices)
+    return replace(found, devices=quick)
+
+
+def trained(folder: str) -> str:
+    """Only device 0 knows the profile; gives the plan as text."""
+    device = torch.distributed.get_rank()
+    path = Path(folder) / "profile.json"
+    plain, data = model(), batches(3, SHAPE)
+    net = tz.parallelize(twin(plain), (data[0][0],), profile=path if device == 0 else None)
+    losses = []
+    for one in (plain, net):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.05, momentum=0.9)
+        losses.append(train(one, optimizer, data))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+    assert_close(state(net), state(plain))
+    text = str(net.plan)
+    for one in (plain, net):
+        one.eval()
+    other = batches(1, (1, 3, 40, 72))[0][0]
+    assert_close({"y": net(other).detach()}, {"y": plain(other).detach()})
+    return text
+
+
+def test_a_searched_plan_is_shipped_and_exact(tmp_path: Path) -> None:
+    profile(3).save(tmp_path / "profile.json")
+    plans = run_on(3, trained, str(tmp_path))
+    assert len(set(plans)) == 1
+    assert "channels" in plans[0] and ("tiles" in plans[0] or "samples" in plans[0])
+
+
+def refused(folder: str) -> str:
+    with pytest.raises(PlanError) as failure:
+        tz.parallelize(model(), (batches(1, SHAPE)[0][0],), profile=Path(folder) / "two.json")
+    return str(failure.value)
+
+
+def test_a_profile_of_other_devices_is_refused_by_all(tmp_path: Path) -> None:
+    profile(2).save(tmp_path / "two.json")
+    for message in run_on(3, refused, str(tmp_path)):
+        assert "profile is of 2 devices, the plan is for 3" in message
+
+
+def limited() -> tuple[int, str]:
+    x = batches(1, SHAPE)[0][0]
+    plan = tz.plan(model(), (x,), profile=profile(2), memory="8MiB")
+    net = tz.parallelize(model(), (x,), profile=profile(2), memory="8MiB")
+    plain = model()
+    net(x).sum().backward()
+    plain(x).sum().backward()
+    if not net.homes:
+        assert_close(gradients(net), gradients(plain))
+    return len(plan.groups), str(plan == net.plan)
+
+
+def test_memory_and_profile_together() -> None:
+    assert {same for _, same in run_on(2, limited)} == {"True"}
