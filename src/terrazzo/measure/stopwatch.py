@@ -27,14 +27,15 @@ class Stopwatch:
         self.by_cpu = threads == 1
         self._clock = time.thread_time if self.by_cpu else time.perf_counter
         self._least_s = CPU_LEAST_S if self.by_cpu else WALL_LEAST_S
-        self._wall_s = self._cpu_s = 0.0
+        # From here to the end, and not only while calls are timed: a turn that was used up before
+        # a call is waited for in it.
+        self._begin_s = (time.perf_counter(), time.thread_time())
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Raw seconds of one call: the median of several, after one to warm up.
 
         A long call is made twice only, and the better one counts.
         """
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
         first_s = self._batch(call, 1)
         repeats = max(1, int(BATCH_S / max(first_s, 1e-7)))
         found = [self._batch(call, repeats)]
@@ -42,8 +43,6 @@ class Stopwatch:
         while total_s < self._least_s and len(found) < MOST_BATCHES:
             found.append(self._batch(call, repeats))
             total_s += found[-1] * repeats
-        self._wall_s += time.perf_counter() - wall_s
-        self._cpu_s += time.thread_time() - cpu_s
         return min(first_s, found[0]) if len(found) == 1 else statistics.median(found)
 
     def _batch(self, call: Callable[[], object], repeats: int) -> float:
@@ -55,9 +54,15 @@ class Stopwatch:
     @property
     def stretch(self) -> float:
         """Seconds of the device for a raw second."""
-        return max(1.0, self._wall_s / self._cpu_s) if self.by_cpu and self._cpu_s else 1.0
+        return self.seconds_per_cpu_s if self.by_cpu else 1.0
 
     @property
     def seconds_per_cpu_s(self) -> float:
-        """Wall time over processor time of this thread, so far."""
-        return max(1.0, self._wall_s / self._cpu_s) if self._cpu_s else 1.0
+        """Wall time over processor time of this thread, which must not have slept so far."""
+        wall_s, cpu_s = (
+            now - begin
+            for now, begin in zip(
+                (time.perf_counter(), time.thread_time()), self._begin_s, strict=True
+            )
+        )
+        return max(1.0, wall_s / cpu_s) if cpu_s > 0 else 1.0
