@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -72,9 +72,13 @@ class Links:
     # ---- talking -----------------------------------------------------------------------
 
     def exchange(
-        self, sends: Sequence[tuple[int, int, Tensor]], receives: Sequence[tuple[int, int, Tensor]]
+        self,
+        sends: Sequence[tuple[int, int, Tensor]],
+        receives: Sequence[tuple[int, int, Tensor]],
+        *,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Posts all (peer, tag, tensor) messages at once, then waits for them."""
+        """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
         self._check_whole()
         waiting = []
         peer = self.device
@@ -84,6 +88,8 @@ class Links:
             for peer, tag, tensor in sends:
                 waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
                 self.counters.sent_bytes += tensor.numel() * tensor.element_size()
+            if meanwhile is not None:
+                meanwhile()
             for peer, work in waiting:  # noqa: B007 - named if it fails
                 if work is not None:
                     work.wait()
@@ -92,7 +98,13 @@ class Links:
                 raise
             raise self._lost(error, peer) from error
 
-    def gather(self, tensor: Tensor, *, counted: bool = True) -> Tensor:
+    def gather(
+        self,
+        tensor: Tensor,
+        *,
+        counted: bool = True,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
         """One small tensor of equal shape from each device, stacked in order of device.
 
         Every device writes to every other at once. A ring would send as little, but in as many
@@ -103,19 +115,25 @@ class Links:
         copies = tensor.expand(self.devices, *tensor.shape).contiguous()
         parts = torch.empty_like(copies)
         with self._guard():
-            dist.all_to_all_single(parts, copies, group=self._small)
+            work = dist.all_to_all_single(parts, copies, group=self._small, async_op=True)
+            if meanwhile is not None:
+                meanwhile()
+            work.wait()
         if counted:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return parts
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
         """The sum over devices, in place; small ones in one round, added in order of device."""
         if self.devices == 1:
             return tensor
         if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
-            return tensor.copy_(self.gather(tensor).sum(0))
+            return tensor.copy_(self.gather(tensor, meanwhile=meanwhile).sum(0))
         with self._guard():
-            dist.all_reduce(tensor, group=self._small)
+            work = dist.all_reduce(tensor, group=self._small, async_op=True)
+            if meanwhile is not None:
+                meanwhile()
+            work.wait()
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return tensor
 

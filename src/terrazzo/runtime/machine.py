@@ -122,6 +122,7 @@ class Machine:
                 self.steps[index].backward(run)
             for name in self._lives.backward_drops[index]:
                 run.held.pop(name, None)
+        run.catch_up()
         with self._span(("sum", "weight gradients")):
             for name, total in run.buckets.finish().items():
                 run.add(name, total)

@@ -66,10 +66,11 @@ class Operator:
     def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
         args = _filled(self.args, iter(self.ready(tensors)))
         site = (draw(self.shape, self.box),) if self.draws else ()
-        result = self.call(*site, *args)
-        if self.crop and result.shape != self.keeps:  # a slice of everything is not free
-            result = result[self.crop]
-        return result
+        return self.cropped(self.call(*site, *args))
+
+    def cropped(self, result: Any) -> Any:
+        """The part of a result that was asked for; a slice of everything is not free."""
+        return result[self.crop] if self.crop and result.shape != self.keeps else result
 
 
 def _function(op: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Where weights live: whole on every device, or cut, each part only with those that use it.
 
-A parameter is cut when every device uses one box of it, the same in all its uses, and two devices'
-boxes are equal or apart: then gradient and optimiser state live there too, and only devices with
-equal boxes sum their gradients. Any other parameter is whole everywhere.
+A parameter is cut when devices use parts of it, each the same part in all its uses, and any two
+devices' parts are equal or apart: then gradient and optimiser state live there too, and only
+devices with equal parts sum their gradients. Any other parameter is whole everywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def homes(tiling: Tiling) -> dict[str, Boxes]:
                     for local in tiling.locals[index]
                 )
             same = found.get(name, used) == used
-            found[name] = used if same and _apart(used) and used != whole else None
+            parts = any(not box.is_empty and box != whole[0] for box in used)
+            found[name] = used if same and parts and _apart(used) else None
     return {name: boxes for name, boxes in found.items() if boxes and _covers(boxes, name, tiling)}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.geometry import Box
+from terrazzo.runtime.convolution import OP, can_wait, convolve_late
 from terrazzo.runtime.operators import Operator, local_operator, whole_operator
 from terrazzo.runtime.steps.step import Piece, Run
 from terrazzo.schedule import Apply, Compute, Program
@@ -39,6 +40,7 @@ class ComputeStep:
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
         self._overwrite_where_safe()
+        self.late = self._late()
         self.last_use: frozenset[str] = frozenset()
 
     def _overwrite_where_safe(self) -> None:
@@ -59,16 +61,19 @@ class ComputeStep:
         track = any(name in run.carriers for name in self.exports)
         piece = Piece.open(run.torch_device) if track else None
         local: dict[str, Tensor] = {}
+        given: dict[str, Tensor] = {}
         with torch.set_grad_enabled(track):
             for name in self.inputs:
                 tensor = run.held.pop(name) if name in self.last_use else run.held[name]
+                if piece and name in self.late and run.autocast is None:
+                    given[name] = tensor
                 enters = piece is not None and name in run.carriers
                 local[name] = piece.enter(name, tensor) if piece and enters else tensor
                 del tensor
             for apply, call, drops in zip(
                 self.step.applies, self.operators, self.drops, strict=True
             ):
-                self._apply(run, local, apply, call)
+                self._apply(run, local, apply, call=call, late=(piece, given) if piece else None)
                 for name in drops:
                     del local[name]
         for name in self.exports:
@@ -79,15 +84,40 @@ class ComputeStep:
         if piece:
             run.saved[self.index] = piece
 
+    def _late(self) -> frozenset[str]:
+        """Weights of convolutions that come from outside: their gradients can be made later."""
+        found: set[str] = set()
+        alone = self.program.devices == 1
+        for apply, call in zip(self.step.applies, self.operators, strict=True):
+            weights = apply.inputs[1:]
+            if alone or call is None or call.op != OP or not can_wait(call):
+                continue
+            if all(name in self.inputs for name in weights):
+                found |= set(weights)
+        return frozenset(found)
+
     def _apply(
-        self, run: Run, local: dict[str, Tensor], apply: Apply, call: Operator | None
+        self,
+        run: Run,
+        local: dict[str, Tensor],
+        apply: Apply,
+        *,
+        call: Operator | None,
+        late: tuple[Piece, dict[str, Tensor]] | None,
     ) -> None:
         node = self.program.graph.nodes[apply.node]
         if call is None:
             local[apply.outputs[0]] = run.empty(apply.outputs[0])
             return
         run.links.where = node.title
-        result = call([local[name] for name in apply.inputs], run.site)
+        names = apply.inputs[1:]
+        waits = late and call.op == OP and can_wait(call) and names[0] in run.carriers
+        if late and waits and all(name in late[1] for name in names):
+            piece, given = late
+            tensors = [local[apply.inputs[0]], *(given[name] for name in names)]
+            result = convolve_late(run, piece.token, tensors, call=call, names=names)
+        else:
+            result = call([local[name] for name in apply.inputs], run.site)
         results = (result,) if isinstance(result, Tensor) else result
         for name, tensor in zip(apply.outputs, results, strict=False):
             if name:

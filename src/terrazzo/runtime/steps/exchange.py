@@ -48,6 +48,10 @@ class _Moves:
 class ExchangeStep:
     def __init__(self, step: Exchange, program: Program, *, device: int) -> None:
         self.step = step
+        self.weights = any(
+            program.graph.values[program.arrays[move.source].value].kind == "parameter"
+            for move in step.moves
+        )
         self.moves = [_Moves(move, program, device) for move in step.moves]
 
     def forward(self, run: Run) -> None:
@@ -82,6 +86,8 @@ class ExchangeStep:
         receives: list[Message] = []
         arrivals: list[tuple[Tensor, Tensor]] = []
         results = []
+        if self.weights:
+            run.catch_up()
         for tag, move in enumerate(self.moves):
             if move.target not in run.live:
                 continue
@@ -98,7 +104,7 @@ class ExchangeStep:
                 buffer = _buffer(place)
                 receives.append((piece.peer, tag, buffer))
                 arrivals.append((place, buffer))
-        run.links.exchange(sends, receives)
+        run.links.exchange(sends, receives, meanwhile=run.catch_up)
         for place, buffer in arrivals:  # in the order of the plan, so that sums repeat
             place.add_(buffer)
         for name, result in results:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from terrazzo.runtime.gradients import Circle
-from terrazzo.runtime.links import Links
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Spread
 
@@ -23,16 +22,20 @@ class SpreadStep:
     def backward(self, run: Run) -> None:
         if self.step.target not in run.live:
             return
-        part = run.gradient(self.step.target)
-        if self.parameter:
-            assert run.buckets is not None
-            run.buckets.add(self.step.source, part, self.circle)
+        if not self.parameter:
+            run.add(self.step.source, self._summed(run))
+        elif run.later:
+            run.later.append(lambda: self._fill(run))
         else:
-            run.add(self.step.source, summed(part, run.links))
+            self._fill(run)
 
+    def _fill(self, run: Run) -> None:
+        assert run.buckets is not None
+        run.buckets.add(self.step.source, run.gradient(self.step.target), self.circle)
 
-def summed(part: Tensor, links: Links) -> Tensor:
-    """The sum over devices; half precision is summed in float32."""
-    if part.dtype in (torch.float32, torch.float64):
-        return links.sum(part.contiguous().clone())
-    return links.sum(part.float()).to(part.dtype)
+    def _summed(self, run: Run) -> Tensor:
+        """The sum over devices; half precision is summed in float32."""
+        part = run.gradient(self.step.target)
+        if part.dtype in (torch.float32, torch.float64):
+            return run.links.sum(part.contiguous().clone(), meanwhile=run.catch_up)
+        return run.links.sum(part.float(), meanwhile=run.catch_up).to(part.dtype)

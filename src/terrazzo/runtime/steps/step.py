@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -47,6 +47,8 @@ class Run:
     """Gradients in memory of our own, which may be overwritten."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """How often the arrays that are kept for the backward pass have been written so far."""
+    later: list[Callable[[], None]] = field(default_factory=list)
+    """Gradients of weights still to be made, in order: work for the time messages take."""
     live: frozenset[str] = frozenset()
     buckets: Buckets | None = None
     autocast: torch.dtype | None = None
@@ -93,6 +95,11 @@ class Run:
         else:
             self.grads[name] = before + grad
             self.exclusive.add(name)
+
+    def catch_up(self) -> None:
+        """Makes the gradients that had to wait."""
+        while self.later:
+            self.later.pop(0)()
 
     def gradient(self, name: str) -> Tensor:
         """The gradient of an array this backward pass reaches; zeros if none came from here."""
