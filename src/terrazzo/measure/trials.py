@@ -33,6 +33,7 @@ PRODUCT_PARTS = (
     (ROWS, 6), (OUTPUTS, 6), (INPUTS, 6), (ROWS, 12), (ROWS, 36), (ROWS, 1), (ROWS, 2),
     (OUTPUTS, 2), (INPUTS, 2),
 )  # fmt: skip
+NEARLY, LEAD = 0.8, 0.5
 CHEAP_PARTS = ((ROWS, 6), (ROWS, 24), (ROWS, 1))
 MOST_CHEAP = 6
 """Boxes of a family that is no product: its time follows its elements, and a few tell how."""
@@ -63,7 +64,28 @@ def trials(graph: Graph) -> list[Trial]:
     for node, owner in nodes:
         for trial in _trials(node, owner):
             found.setdefault((trial.local.op, trial.load), trial)
-    return sorted(_thinned(found.values()), key=lambda trial: trial.rank)
+    return sorted(_led(list(_thinned(found.values()))), key=lambda trial: trial.rank)
+
+
+def _led(found: Sequence[Trial]) -> Iterator[Trial]:
+    """With two of the largest of each family of products early on, of many rows and of few.
+
+    They are dear, but no rate is believed in that is better than any that was seen.
+    """
+    largest: dict[str, int] = {}
+    for trial in found:
+        family = trial.load.family
+        largest[family] = max(largest.get(family, 0), trial.load.flops)
+    leading: dict[str, list[Trial]] = {}
+    for trial in found:
+        if trial.load.is_product and trial.load.flops >= NEARLY * largest[trial.load.family]:
+            leading.setdefault(trial.load.family, []).append(trial)
+    leads = set()
+    for trials in leading.values():
+        trials.sort(key=lambda trial: trial.load.rows)
+        leads |= {trials[0].load, trials[-1].load}
+    for trial in found:
+        yield replace(trial, rank=min(trial.rank, LEAD)) if trial.load in leads else trial
 
 
 def _thinned(found: Iterable[Trial]) -> Iterator[Trial]:
