@@ -1,17 +1,27 @@
-"""``terrazzo plan``: how a model would be cut, and what a step would need; nothing is run."""
+"""``terrazzo plan``: how a model would be cut, and what a step would take; nothing is run."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrazzo.cli.forecast import show_forecast, show_help, show_rejected
 from terrazzo.cli.model import ModelReference, add_model
+from terrazzo.cli.place import add_presets_flag, read_topology
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import LocalHosts
+from terrazzo.errors import UsageError
+from terrazzo.measure.key import PLACE
 from terrazzo.planner import Wishes, plan_graph
+from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
+from terrazzo.planner.guess import LATENCY_S, Figures, guessed
+from terrazzo.planner.search import MEMORY, TIME, Found, Tried
 from terrazzo.records import Graph, Plan
+from terrazzo.records.profile import Profile
 from terrazzo.records.units import bytes_text, count_text
 from terrazzo.report.planview import view
 from terrazzo.report.screen import Screen
@@ -26,33 +36,46 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  terrazzo plan net.py:build --input 8x3x224x224 --on 4
-      how four devices would share one model, and what each needs
+  terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3
+      the fastest plan for six boards: groups, layouts, seconds, memory, what limits, what helps
+  terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3 --profile profile.json
+      the same with what terrazzo cluster profile has measured
   terrazzo plan terrazzo.zoo.unet:unet --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
       keep a plan; tz.Plan.load reads it, tz.parallelize(model, (x,), plan) obeys it
 
-Nothing is trained and no device needs to be there. Memory is what a training step takes on top of
-the idle process (about 220 MiB with torch loaded) and of the optimiser's state (as much as the
-weights for momentum, twice for Adam).
+Nothing is trained and no device needs to be there. Seconds come from a profile: the one given, one
+that was kept for this model and these devices, or for emulated devices a guess from their figures.
+Memory is what a training step takes on top of the idle process (about 220 MiB with torch loaded)
+and of the optimiser's state (as much as the weights for momentum, twice for Adam).
 """
 
 
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan",
-        help="show how a model would be cut, and what a step would need",
-        description="Show how a model would be cut over devices, what a training step would need "
-        "in memory, and what fitting it into less would cost.",
+        help="show how a model would be cut, and what a step would take",
+        description="Show how a model would be cut over devices, what a training step would take "
+        "in time and memory, and what fitting it into less would cost.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model(parser)
     parser.add_argument(
-        "--on", default="1", metavar="N", help="how many devices (default: %(default)s)"
+        "--on", default="1", metavar="N",
+        help="devices: a number, or kinds such as 6xpi3 or 2xpi5,3xpi3 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="what terrazzo cluster profile measured"
     )
-    parser.add_argument("--layout", default="auto", help="tiles:ROWSxCOLS, whole, or auto")
+    parser.add_argument(
+        "--objective", choices=(TIME, MEMORY), default=TIME,
+        help="what shall be least (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layout", default="auto", help="tiles:ROWSxCOLS, samples:N, channels:N, whole, or auto"
+    )
     parser.add_argument(
         "--groups", default="auto", help="each, one, a number, or layers that end groups: a,b,c"
     )
@@ -62,21 +85,93 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--memory", help="most that a step may take on a device: 700MiB, 1.5GiB")
     parser.add_argument("--eval", action="store_true", help="evaluation mode, not training")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
+    add_presets_flag(parser)
     parser.set_defaults(command=plan)
 
 
 def plan(options: argparse.Namespace) -> int:
-    devices = LocalHosts.parse(options.on).devices
-    wishes = Wishes(options.layout, options.groups, options.passes, options.memory)
+    devices, figures = _cluster(options)
+    wishes = Wishes(
+        options.layout, options.groups, options.passes, options.memory, options.objective
+    )
     reference = ModelReference.parse(options.model)
     inputs = [TensorSpec.parse(text) for text in options.input]
     graph = exported(reference, inputs, training=not options.eval)
-    chosen = wishes.plan(graph, devices)
-    show(graph, chosen, limit=options.memory or "")
+    profile = _profile(options, graph, devices, figures)
+    screen = Screen()
+    if profile is None:
+        chosen = wishes.plan(graph, devices)
+        show(graph, chosen, limit=options.memory or "", screen=screen)
+    else:
+        chosen = _forecast(graph, replace(wishes, profile=profile), screen)
     if options.save:
         chosen.save(options.save)
         print(f"saved as {options.save}")
     return 0
+
+
+def _cluster(options: argparse.Namespace) -> tuple[int, Profile | None]:
+    """How many devices, and for kinds that have figures a guess of what they can do."""
+    text = str(options.on)
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return LocalHosts.parse(text).devices, None
+    topology = read_topology(text, options.presets)
+    air = topology.air_bits_per_s
+    figures = [
+        Figures(
+            device.name,
+            device.flops_per_s,
+            device.memory_bytes,
+            device.link.bits_per_s / 8,
+            max(LATENCY_S, device.link.delay_s),
+        )
+        for device in topology.devices
+    ]
+    return len(figures), guessed(figures, air_bytes_per_s=air and air / 8)
+
+
+def _profile(
+    options: argparse.Namespace, graph: Graph, devices: int, guess: Profile | None
+) -> Profile | None:
+    """The profile that was asked for, or kept for this model and these devices, or a guess."""
+    from terrazzo.planning import kept_profile  # loads torch: not for --help
+
+    if options.profile is not None:
+        found = Profile.load(options.profile)
+        if len(found.devices) != devices and options.on != "1":
+            raise UsageError(
+                f"{options.profile} is of {len(found.devices)} devices, --on {options.on} are "
+                f"{devices}: say --on {len(found.devices)}, or measure these"
+            )
+        return found
+    kept = kept_profile(graph, devices, environment=os.environ)
+    asked = str(options.on) if guess is not None else f"{devices} local"
+    if kept is not None and kept.key.get(PLACE) == asked:
+        return kept
+    return guess
+
+
+def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
+    profile = wishes.profile
+    assert profile is not None
+    devices = len(profile.devices)
+    found: Found | None = None
+    if wishes.is_open:
+        found = wishes.search(graph, devices)
+        chosen, prediction = found.best.plan, found.best.prediction
+    else:
+        chosen = wishes.plan(graph, devices)
+        prediction = predict(lower(graph, chosen), profile)
+    show_plan(view(graph, chosen), screen)
+    show_forecast(graph, chosen, prediction, profile=profile, screen=screen)
+    if any(group.passes for group in chosen.groups):
+        program = lower(graph, chosen)
+        _cost(graph, program, [footprint(program, device) for device in range(devices)], screen)
+    if found is None:
+        found = Found(Tried("as asked for", chosen, prediction), ())
+    show_rejected(found, screen)
+    show_help(graph, found, wishes=wishes, profile=profile, screen=screen)
+    return chosen
 
 
 def exported(reference: ModelReference, inputs: list[TensorSpec], *, training: bool) -> Graph:
@@ -90,9 +185,8 @@ def exported(reference: ModelReference, inputs: list[TensorSpec], *, training: b
     return export(model, tuple(x.to(dtype) if x.is_floating_point() else x for x in drawn)).graph
 
 
-def show(graph: Graph, plan: Plan, *, limit: str = "") -> None:
+def show(graph: Graph, plan: Plan, *, limit: str = "", screen: Screen) -> None:
     """Prints the picture, the memory of each device, and what passes cost."""
-    screen = Screen()
     show_plan(view(graph, plan), screen)
     program = lower(graph, plan)
     feet = [footprint(program, device) for device in range(plan.devices)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from terrazzo.records.machine import Machine
 from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Network, Profile, Timing
 
-ELEMENT_FLOPS, PRODUCT_ELEMENT_FLOPS, COPY_FLOPS = 30.0, 4.0, 14.0
+ELEMENT_FLOPS, PRODUCT_ELEMENT_FLOPS, COPY_FLOPS = 15.0, 4.0, 14.0
 """An element that an activation, norm or pool reads or writes takes as long as so many operations
 of a convolution; so do elements around a convolution, and copied ones. Taken from emulated Pi 3."""
 CALL_FLOPS = 3e5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from terrazzo.errors import PlanError, UsageError
@@ -11,6 +12,9 @@ from terrazzo.planner.search import MEMORY, TIME, Found, search
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import parse_bytes
+
+IDLE_BYTES = 230 << 20
+"""A process with torch loaded and its connections made, before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +69,17 @@ class Wishes:
                 f"the profile is of {len(self.profile.devices)} devices, the plan is for "
                 f"{devices}: measure these with terrazzo cluster profile, or plan for those"
             )
-        return search(graph, self.profile, memory_bytes=self.memory_bytes, objective=self.objective)
+        found = search(
+            graph, self.profile, memory_bytes=self.memory_bytes, objective=self.objective
+        )
+        room = room_bytes(self.profile)
+        if self.memory is None and room and max(found.best.prediction.memory_bytes) > room:
+            with suppress(PlanError):  # nothing fits: the best plan stands, and is seen not to fit
+                return search(graph, self.profile, memory_bytes=room, objective=self.objective)
+        return found
+
+
+def room_bytes(profile: Profile) -> int:
+    """What a step may take on the smallest device beside the idle process; 0: not known."""
+    known = [device.memory_bytes for device in profile.devices if device.memory_bytes]
+    return max(0, min(known) - IDLE_BYTES) if known else 0
