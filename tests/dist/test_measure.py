@@ -142,6 +142,7 @@ class TestTrials:
 
 
 class TestCommand:
+    @pytest.mark.slow
     @pytest.mark.timeout(150)
     def test_a_profile_is_made_kept_and_used_again(self, tmp_path: Path) -> None:
         (tmp_path / "net.py").write_text(MODEL)

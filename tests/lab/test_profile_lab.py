@@ -20,6 +20,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_emulated_devices_are_measured_at_their_own_speed(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)

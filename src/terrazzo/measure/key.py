@@ -34,6 +34,7 @@ def profile_key(
         ),
         "python": machine.python,
         "torch": machine.torch,
+        "terrazzo": machine.terrazzo,  # its own kernels are timed too
         "threads": ",".join(map(str, threads)),
         "power state": power_state(),
         "emulation": fingerprint(emulated) if emulated else "none",

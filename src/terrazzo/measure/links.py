@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ LONG_S = 0.6
 PINGS, MESSAGES = 11, 60
 PAUSE_S = 0.025
 SUMMED_BYTES, GATHERED_BYTES = (1 << 12, 1 << 20, 8 << 20), (1 << 10, 1 << 16)
+LONGEST_SUM_S = 5.0
 SHARED_BELOW = 0.65
 """All at once get less than this part of what pairs alone would: they share something."""
 
@@ -40,8 +41,8 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
     say("links: all at once")
     up, down, cpu_s_per_byte = _together(links, alone)
     say("links: sums and gathers")
-    sums = tuple((size, _collective_s(links, size, _sum)) for size in SUMMED_BYTES)
-    gathers = tuple((size, _collective_s(links, size, _gather)) for size in GATHERED_BYTES)
+    sums = _collectives_s(links, SUMMED_BYTES, _sum)
+    gathers = _collectives_s(links, GATHERED_BYTES, _gather)
     own = [up, down, latency_s, cpu_s_per_byte, message_s]
     rows = links.gather(torch.tensor(own, dtype=torch.float64), counted=False).tolist()
     found = tuple(LinkProfile(*row) for row in rows)
@@ -51,8 +52,8 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
         shared=_is_shared(links.devices, alone, together),
         alone_bytes_per_s=alone,
         together_bytes_per_s=together,
-        sums_s=sums,
-        gathers_s=gathers,
+        sums_s=tuple(sums),
+        gathers_s=tuple(gathers),
     )
 
 
@@ -136,6 +137,18 @@ def _together(links: Links, alone: float) -> tuple[float, float, float]:
 def _enough(rate: float) -> int:
     size = int(min(MOST_BYTES, max(LEAST_BYTES, rate * LONG_S)))
     return size // 4096 * 4096
+
+
+def _collectives_s(
+    links: Links, sizes: Sequence[int], collective: Callable[[Links, Tensor], Any]
+) -> list[tuple[int, float]]:
+    """By size, from the smallest on, as long as the next would not take too long."""
+    found: list[tuple[int, float]] = []
+    for size in sizes:
+        if found and found[-1][1] * size / found[-1][0] > LONGEST_SUM_S and len(found) > 1:
+            break  # all devices break here: they hold the same figures
+        found.append((size, _collective_s(links, size, collective)))
+    return found
 
 
 def _collective_s(links: Links, size: int, collective: Callable[[Links, Tensor], Any]) -> float:

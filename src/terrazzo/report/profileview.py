@@ -149,4 +149,5 @@ def limit(devices: Sequence[DeviceProfile], network: Network) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8e-6:.4g} Mbit/s"
+    mbit = bytes_per_s * 8e-6
+    return f"{mbit:.3g} Mbit/s" if mbit < 1000 else f"{mbit / 1000:.3g} Gbit/s"
