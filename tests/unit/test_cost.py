@@ -18,7 +18,7 @@ from terrazzo.planner.clocks import Clocks
 from terrazzo.planner.cost import Prediction, predict
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.records import Graph
-from terrazzo.records.profile import Profile
+from terrazzo.records.profile import Load, Profile, Timing
 from terrazzo.schedule import lower, traffic
 from terrazzo.schedule.gradient import differentiable
 from terrazzo.schedule.memory import footprint
@@ -198,6 +198,17 @@ class TestPredict:
         plain, again = (predict(program, profile(2)).compute_s[0] for program in programs)
         assert 1.0 < again / plain < 1.5 * work(programs[1], 0).times
         assert again / plain > 0.9 * work(programs[1], 0).times
+
+    def test_statistics_are_priced_as_they_were_measured(self) -> None:
+        """A reduction writes a few numbers, not a map: beyond what was measured prices are wild."""
+        plain = profile(2)
+        maps = [Load("moments", rows, 0, 16, 16 * rows, 32) for rows in (100, 1000, 5000)]
+        timed = tuple(Timing(load, 1e-6 * load.reads, 1e-6 * load.reads) for load in maps)
+        slow = tuple(replace(d, timings=d.timings + timed) for d in plain.devices)
+        before = predicted(plain, "samples:2").compute_s[0]
+        after = predicted(replace(plain, devices=slow), "samples:2").compute_s[0]
+        elements = BATCH // 2 * 16 * 48 * 48
+        assert after - before == pytest.approx(2e-6 * elements, rel=0.1)
 
     def test_memory_is_the_walk_and_the_optimisers_state(self) -> None:
         program = lower(graph(), plan_graph(graph(), 2, layout="tiles:2x1", groups="each"))

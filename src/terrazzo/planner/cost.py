@@ -186,7 +186,7 @@ class _Walk:
         elif isinstance(step, Combine):
             local = step.parts[device]
             if local is not None:
-                cost = self.prices.local(local, local.reads[0].box, device)
+                cost = self.prices.local(local, step.places[device], device)
                 live = any(name in self.live for name in step.inputs)
                 yield Seconds(cost.forward_s, cost.backward_input_s if live else 0.0, 0.0)
         elif isinstance(step, Take):

@@ -184,11 +184,16 @@ def _pictures(graph: Graph) -> bool:
 
 
 def _uniform(graph: Graph, devices: int, speed: Sequence[float]) -> dict[str, Plan]:
-    """One layout for the whole model; and one device for everything."""
+    """One layout for the whole model; one device for everything; all of it on every device.
+
+    The last is plain PyTorch several times over, so no plan that is chosen is slower than that.
+    """
     only = alone(speed)
-    found = {"one device alone": plan_graph(graph, devices, layout=only, groups="one")}
+    found = {
+        "one device alone": plan_graph(graph, devices, layout=only, groups="one"),
+        "all on every device": plan_graph(graph, devices, layout="whole", groups="one"),
+    }
     if not _pictures(graph):
-        found["whole everywhere"] = plan_graph(graph, devices, layout="whole", groups="one")
         return found
     for layout in candidates(graph, speed):
         idle = any(0 in cut for _, cut in layout.cuts)

@@ -259,9 +259,11 @@ class _Priced:
     def _made(self, index: int, role: str) -> Boxes:
         node = self.graph.nodes[index]
         if role == REDUCE:
-            return tuple(
-                local.reads[0].box if local else Box.empty(1) for local in self.run.locals[index]
-            )
+            rule = rule_for(node.op)
+            assert rule is not None and rule.reduce is not None
+            reduction = rule.reduce(node, self.graph)
+            tiles = self.run.tiles(node.refs[reduction.main], 0)
+            return tuple(tile if tile.is_empty else reduction.keeps(tile) for tile in tiles)
         return self.run.addends[node.output] if role == SUM else self.run.computed[node.output]
 
     def _add(self, device: int, cost: Seconds, by_input: bool, by_weight: bool) -> None:
