@@ -94,9 +94,28 @@ class TestClocks:
             clocks.exchange([(0, 1, 10_000_000)])
         assert busy.now[1] > 1.5 * free.now[1]
 
+    def test_what_can_wait_is_done_while_messages_are_on_their_way(self) -> None:
+        for late_s, expected_s in ((0.5, 1.0), (3.0, 3.0)):
+            clocks = self.clocks(mbit_per_s=80)
+            clocks.defer(1, late_s)
+            clocks.exchange([(0, 1, 10_000_000)])
+            assert clocks.now[1] == pytest.approx(expected_s, rel=0.1)
+            assert clocks.accounts[1].compute_s == late_s
+            clocks.catch_up(1)
+            assert clocks.accounts[1].compute_s == late_s, "it is done once"
+
+    def test_a_meeting_hides_work_too(self) -> None:
+        clocks = self.clocks()
+        clocks.defer(0, 0.3)
+        clocks.defer(2, 2.0)
+        clocks.meet(1.0)
+        assert clocks.now == [1.0, 1.0, 2.0]
+
     def test_every_second_is_booked(self) -> None:
         clocks = self.clocks()
         clocks.compute(1, 0.3)
+        clocks.defer(0, 0.05)
+        clocks.defer(2, 4.0)
         clocks.background(8_000_000, (0, 1, 2))
         clocks.exchange([(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
         clocks.meet(0.02)

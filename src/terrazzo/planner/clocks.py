@@ -39,6 +39,7 @@ class Clocks:
         self.accounts = [Account() for _ in range(count)]
         self._busy_until = [0.0] * count
         self._debt_s = [0.0] * count
+        self._later_s = [0.0] * count
         self._spent: dict[int, list[Account]] = {}
         self._group: list[Account] = []
         self.sent = [0] * count
@@ -69,12 +70,22 @@ class Clocks:
         self.now[device] += seconds + stolen
         self._book(device, compute_s=seconds, exchange_s=stolen)
 
+    def defer(self, device: int, seconds: float) -> None:
+        """Work that can wait until messages are on their way: the gradient of weights."""
+        self._later_s[device] += seconds
+
+    def catch_up(self, device: int) -> None:
+        """Does what had to wait."""
+        seconds, self._later_s[device] = self._later_s[device], 0.0
+        self.compute(device, seconds)
+
     # ---- together ------------------------------------------------------------------------
 
     def exchange(self, messages: Sequence[Message]) -> None:
-        """All messages of one exchange, posted at once; each device goes on when it has its."""
-        if not messages:
-            return
+        """All messages of one exchange, posted at once; each device goes on when it has its.
+
+        What had to wait is done before a device looks whether its messages are there.
+        """
         sent, received = self._amounts(messages)
         counts = [0] * len(self.now)
         for source, destination, _ in messages:
@@ -90,6 +101,8 @@ class Clocks:
         for device, count in enumerate(counts):
             if count:
                 self._end(device, ready[device], arrived[device], (sent[device], received[device]))
+            else:
+                self.catch_up(device)
 
     def _amounts(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         sent, received = [0] * len(self.now), [0] * len(self.now)
@@ -108,7 +121,7 @@ class Clocks:
     ) -> list[float]:
         """When each device has all that was sent to it."""
         prices, arrived = self.prices, list(ready)
-        if prices.shared:
+        if prices.shared and messages:
             first = min(ready[source] for source, _, _ in messages)
             through = first + sum(sent) / prices.medium
             for source, destination, size in messages:
@@ -139,10 +152,16 @@ class Clocks:
         if beside_s:
             self._busy_until[device] += beside_s
         unpacked_s = prices.copy_s(received, device)
-        done = max(ready + own_s, arrived) + beside_s + unpacked_s
-        spent_s = done - self.now[device]
-        busy_s = min(spent_s, ready - self.now[device] + own_s + beside_s + unpacked_s)
-        self._book(device, exchange_s=busy_s, waiting_s=spent_s - busy_s)
+        through = max(ready + own_s, arrived) + beside_s
+        late_s, self._later_s[device] = self._later_s[device], 0.0
+        worked = ready + late_s + min(late_s, (sent + received) * prices.byte_s(device))
+        done = max(through, worked) + unpacked_s
+        spent_s = done - self.now[device] - late_s
+        busy_s = min(
+            spent_s,
+            ready - self.now[device] + max(0.0, own_s + beside_s - late_s) + unpacked_s,
+        )
+        self._book(device, compute_s=late_s, exchange_s=busy_s, waiting_s=spent_s - busy_s)
         self.now[device] = done
 
     def meet(self, seconds: float) -> None:
@@ -151,8 +170,12 @@ class Clocks:
             return
         begin = max(self.now)
         for device, now in enumerate(self.now):
-            self._book(device, exchange_s=seconds, waiting_s=begin - now)
-            self.now[device] = begin + seconds
+            late_s, self._later_s[device] = self._later_s[device], 0.0
+            done = max(begin + seconds, now + late_s)
+            left_s = done - now - late_s
+            own_s = min(seconds, left_s)
+            self._book(device, compute_s=late_s, exchange_s=own_s, waiting_s=left_s - own_s)
+            self.now[device] = done
 
     # ---- in the background ---------------------------------------------------------------
 

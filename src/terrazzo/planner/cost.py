@@ -36,6 +36,9 @@ from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
 
+LATE = "aten.conv2d.default"
+"""The operator whose gradient by weight is made while messages are on their way."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupCost:
@@ -110,6 +113,7 @@ class _Walk:
         self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
         self.buckets: dict[tuple[int, ...], int] = {}
+        self.fills: list[Spread] = []
         self.group_sums = [0] * len(program.plan.groups)
         self.largest_sum: tuple[int, str] = (0, "")
         self.summed = [0] * program.devices
@@ -127,6 +131,7 @@ class _Walk:
                 self._forward(steps[again])
             self._backward(steps[index])
         clocks.enter(-1)
+        self._catch_up()
         for circle in list(self.buckets):
             self._close(circle)
         clocks.finish()
@@ -167,13 +172,55 @@ class _Walk:
         if not any(name in self.live for name in step.writes):
             return
         if isinstance(step, Exchange):
+            if any(self._is_weight(move.source) for move in step.moves):
+                self._catch_up()
             self._exchange([m for m in step.moves if m.target in self.live], back=True)
+            self._fill()
+        if isinstance(step, Compute):
+            self._compute_backward(step)
+            return
         for device in self.devices:
             seconds = self.prices.step_s(device)
             for cost in self._costs(step, device):
                 seconds += cost.backward_input_s + cost.backward_weight_s
             self.clocks.compute(device, seconds)
-        if isinstance(step, Spread):
+        if isinstance(step, Spread) and self._is_weight(step.source):
+            self.fills.append(step)
+        elif isinstance(step, Spread):
+            self._summed(step)
+            self._fill()
+
+    def _compute_backward(self, step: Compute) -> None:
+        """A convolution's gradient by weight waits for messages, or for the next convolution."""
+        before, self.fills = self.fills, []
+        late = [self._waits(apply) for apply in step.applies]
+        for device in self.devices:
+            self.clocks.compute(device, self.prices.step_s(device))
+            for apply, waits in zip(reversed(step.applies), reversed(late), strict=True):
+                cost = self._apply(apply, device)
+                if waits:
+                    self.clocks.catch_up(device)
+                    self.clocks.compute(device, cost.backward_input_s)
+                    self.clocks.defer(device, cost.backward_weight_s)
+                else:
+                    self.clocks.compute(device, cost.backward_input_s + cost.backward_weight_s)
+        if any(late):
+            before, self.fills = [], [*before, *self.fills]
+            self._fill()
+        self.fills = [*before, *self.fills]
+
+    def _waits(self, apply: Apply) -> bool:
+        return len(self.devices) > 1 and self.graph.nodes[apply.node].op == LATE
+
+    def _catch_up(self) -> None:
+        for device in self.devices:
+            self.clocks.catch_up(device)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Gradients of weights that were made go into their buckets."""
+        fills, self.fills = self.fills, []
+        for step in fills:
             self._summed(step)
 
     def _costs(self, step: Step, device: int) -> Iterator[Seconds]:

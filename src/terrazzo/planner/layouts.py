@@ -40,7 +40,7 @@ def candidates(graph: Graph, speeds: Sequence[float]) -> list[Layout]:
 
 
 def alone(speeds: Sequence[float]) -> Layout:
-    """Everything on the fastest device; the others hold nothing, not even weights."""
+    """Everything on the fastest device; the others only keep their weights up to date."""
     best = max(range(len(speeds)), key=lambda device: speeds[device])
     return Layout.samples(tuple(int(device == best) for device in range(len(speeds))))
 
@@ -74,9 +74,9 @@ def _grid(cuts: Sequence[tuple[str, int]], speeds: Sequence[float]) -> Layout:
 def _counts(speeds: Sequence[float]) -> list[int]:
     """With how few devices it may be worth trying: fewer links to feed, fewer to wait for."""
     devices = len(speeds)
-    numbers = {2, devices // 2}
+    numbers = {2, devices - 1}
     if len(set(speeds)) > 1:
-        numbers |= {devices - 1, devices - 2}
+        numbers |= {devices // 2, devices - 2}
     return sorted(number for number in numbers if 1 < number < devices)
 
 

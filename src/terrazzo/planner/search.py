@@ -31,16 +31,21 @@ from terrazzo.planner.fitting import fit
 from terrazzo.planner.improve import improved, joined
 from terrazzo.planner.layouts import alone, candidates
 from terrazzo.planner.prices import Prices, speeds
-from terrazzo.planner.stretch import Ground, Numbers, Stretch, corners, price, results
+from terrazzo.planner.stretch import HIDDEN, Ground, Numbers, Stretch, corners, price, results
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.records.profile import Profile
+from terrazzo.records.units import count_text
 from terrazzo.schedule import lower
 
 FELT = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Parts of the sums of weight gradients that a search takes as felt."""
-EVALUATIONS = 2400
+EVALUATIONS = 1200
 """Nodes simulated while improving: small models can be tried more often."""
+STARTS = 3
+"""Plans that are improved step by step; each gets half as many trials as the one before."""
 TIME, MEMORY = "time", "memory"
+LONGEST = 4
+"""Layouts that the name of a plan tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +110,33 @@ def search(
     tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
     fits = _limit(bench, tried, memory_bytes)
     best = min(fits.kept, key=_order(objective))
-    if devices > 1 and objective == TIME and best.plan.groups[0].passes == 0:
-        rounds = max(4, EVALUATIONS // (len(graph.nodes) * devices // 4 + 1))
-        others = candidates(graph, speed)
-        best = improved(
-            best, bench.try_, layouts=others, limit_bytes=memory_bytes, evaluations=rounds
-        )
+    if devices > 1 and objective == TIME:
+        best = _improved(bench, fits.kept, candidates(graph, speed), memory_bytes)
     best = replace(best, prediction=_with_memory(bench, best))
     rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
+
+
+def _improved(
+    bench: Bench, kept: Sequence[Tried], layouts: Sequence[Layout], limit_bytes: int | None
+) -> Tried:
+    """The best of what becomes of the best few."""
+    order = _order(TIME)
+    starts = sorted(kept, key=order)[:STARTS]
+    plain = [t for t in starts if not any(group.passes for group in t.plan.groups)]
+    rounds = EVALUATIONS // (len(bench.graph.nodes) * bench.prices.devices // 4 + 1)
+    ends = [
+        improved(
+            start,
+            bench.try_,
+            layouts=layouts,
+            limit_bytes=limit_bytes,
+            evaluations=max(4, rounds >> place),
+        )
+        for place, start in enumerate(plain)
+    ]
+    best = min([*starts, *ends], key=order)
+    return best if best in kept else replace(best, name=described(best.plan))
 
 
 def _with_memory(bench: Bench, best: Tried) -> Prediction:
@@ -212,8 +235,19 @@ def _searched(graph: Graph, profile: Profile, speed: Sequence[float]) -> dict[st
     for felt in FELT:
         plan = walk.plan(felt)
         if plan not in found.values():
-            found[f"found with weight gradients {felt:.0%} felt"] = plan
+            name = described(plan)
+            taken = sum(other.startswith(name) for other in found)
+            found[f"{name}, variant {taken + 1}" if taken else name] = plan
     return found
+
+
+def described(plan: Plan) -> str:
+    """The layouts in their order: ``tiles:3x2, then channels:6, in 5 groups``."""
+    layouts = [str(group.layout) for group in plan.groups]
+    runs = [one for place, one in enumerate(layouts) if not place or layouts[place - 1] != one]
+    if len(runs) > LONGEST:
+        runs = [*runs[: LONGEST - 1], f"{len(runs) - LONGEST} more", runs[-1]]
+    return f"{', then '.join(runs)}, in {count_text(len(layouts), 'group')}"
 
 
 def ends(graph: Graph) -> list[int]:
@@ -275,11 +309,13 @@ class Walk:
             sizes = ground.volumes(have, need[None]) * ground.size(name)
             seconds = ground.moved_s(sizes)
             if live and boxes is not None:
-                seconds = seconds + ground.moved_s(sizes.swapaxes(-1, -2))
+                back = ground.moved_s(sizes.swapaxes(-1, -2))
+                seconds = seconds + back - np.minimum(HIDDEN * back, run.late_s)
             for number, before in enumerate(self.layouts):
                 if before.is_whole:  # all have all of it; parts of its gradient are summed
-                    back = live and boxes is not None
-                    seconds[number] = ground.prices.joint_s(value.bytes) if back else 0.0
+                    felt = ground.prices.joint_s(value.bytes)
+                    felt -= min(HIDDEN * felt, run.late_s)
+                    seconds[number] = felt if live and boxes is not None else 0.0
             total += seconds
         found: list[float] = total.tolist()
         return found

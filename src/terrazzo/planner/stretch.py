@@ -26,6 +26,7 @@ from terrazzo.graph.rules import (
     place,
     rule_for,
 )
+from terrazzo.planner.cost import LATE
 from terrazzo.planner.prices import SMALL_BYTES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Graph, Group, Layout, Plan, Ref
@@ -36,6 +37,10 @@ from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.tiling import Boxes, Tiling, _adds, _letters, owned
 
 Numbers = NDArray[np.float64]
+
+HIDDEN = 0.7
+"""Part of sending gradients back that making gradients of weights can hide; the rest is processor
+time for the messages themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Stretch:
 
     work_s: float
     sums_s: float
+    late_s: float
+    """Gradients of the first weights, which are made while what entered is sent back."""
     enters: tuple[tuple[str, Boxes | None], ...]
 
 
@@ -208,6 +215,8 @@ class _Priced:
         self.graph, self.devices = ground.graph, range(ground.prices.devices)
         self.seconds = [0.0] * len(self.devices)
         self.inside_s = 0.0
+        self.inside_back_s = 0.0
+        self.by_weight: list[list[float]] = []
         self.weights: dict[str, Boxes | None] = {}
         self.wholes: list[str] = []
 
@@ -227,8 +236,10 @@ class _Priced:
             if producer is not None and producer < self.run.first:
                 enters.append((name, boxes))
         sums_s, stolen_s = self._sums()
-        work_s = max(map(float.__add__, self.seconds, stolen_s)) + self.inside_s
-        return Stretch(work_s, sums_s, tuple(enters))
+        late = [max(each) for each in self.by_weight]
+        back_s = self.inside_back_s - min(HIDDEN * self.inside_back_s, sum(late[1:]))
+        work_s = max(map(float.__add__, self.seconds, stolen_s)) + self.inside_s + back_s
+        return Stretch(work_s, sums_s, late[0] if late else 0.0, tuple(enters))
 
     # ---- operators -----------------------------------------------------------------------
 
@@ -245,14 +256,19 @@ class _Priced:
         locals_ = self.run.locals[index]
         self._weigh(index, locals_)
         boxes = self._made(index, role)
+        late = [0.0] * len(self.devices)
         for device, local in enumerate(locals_):
             if local is not None:
                 cost = self.prices.local(local, boxes[device], device)
+                late[device] = cost.backward_weight_s
                 self._add(device, cost, by_input, by_weight)
+        if node.op == LATE and by_weight:
+            self.by_weight.append(late)
         if role == REDUCE:
-            both = 2 if node.output in self.ground.carries or by_input else 1
-            amount = prod(self.graph.shape(node.output)) * 4
-            self.inside_s += both * self.prices.joint_s(amount)
+            seconds = self.prices.joint_s(prod(self.graph.shape(node.output)) * 4)
+            self.inside_s += seconds
+            if node.output in self.ground.carries or by_input:
+                self.inside_back_s += seconds
         elif role == SUM:
             self._sum(node.output, by_input or by_weight)
 
@@ -292,7 +308,7 @@ class _Priced:
             return
         self.inside_s += float(self.ground.moved_s(sizes))
         if live:
-            self.inside_s += float(self.ground.moved_s(sizes.swapaxes(-1, -2)))
+            self.inside_back_s += float(self.ground.moved_s(sizes.swapaxes(-1, -2)))
 
     # ---- weights -------------------------------------------------------------------------
 
@@ -348,6 +364,8 @@ class _Priced:
 def _is_cut(boxes: Boxes, shape: Sequence[int]) -> bool:
     """Whether every two boxes are equal or apart, and together they are the whole weight."""
     distinct = [box for box in dict.fromkeys(boxes) if not box.is_empty]
+    if distinct == [Box.whole(shape)]:
+        return False  # a device without work keeps its weights
     if sum(box.size for box in distinct) != prod(shape):
         return False
     return all(
