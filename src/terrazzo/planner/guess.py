@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from terrazzo.records.machine import Machine
 from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Network, Profile, Timing
 
-ELEMENT_FLOPS, PRODUCT_ELEMENT_FLOPS, COPY_FLOPS = 15.0, 4.0, 14.0
+ELEMENT_FLOPS, COPY_FLOPS = 50.0, 8.0
 """An element that an activation, norm or pool reads or writes takes as long as so many operations
-of a convolution; so do elements around a convolution, and copied ones. Taken from emulated Pi 3."""
-CALL_FLOPS = 3e5
+of a convolution, and so does one that is copied. These and the figures below lie between those of
+two profiles of emulated Pi 3 (50 to 92 and 5 to 11 here), or at the end that is nearer to boards
+on which pools and statistics have become faster since."""
+PRODUCT_ELEMENT_FLOPS = 4.0
+"""The same for what a convolution reads and writes. An estimate."""
+CALL_FLOPS = 2.2e5
 """So does a call, however small."""
-CORE_FLOPS_PER_S = 7e10
+CORE_FLOPS_PER_S = 5.3e10
 """A core on which a message takes ``MESSAGE_S`` and a byte ``BYTE_S`` of processor time."""
-MESSAGE_S, BYTE_S = 2e-4, 4e-9
-LATENCY_S = 6e-4
-UPDATE_FLOPS = {"sgd": 20.0, "momentum": 45.0, "adam": 150.0}
+MESSAGE_S, BYTE_S = 2e-4, 3e-9
+LATENCY_S = 4e-4
+UPDATE_FLOPS = {"sgd": 15.0, "momentum": 33.0, "adam": 130.0}
 KERNELS = ((1, 1), (3, 1), (3, 2), (7, 2))
 SIZES = ((43264, 32, 64), (2704, 128, 256), (676, 256, 512), (100, 256, 512), (676, 64, 8))
 

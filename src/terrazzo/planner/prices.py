@@ -20,9 +20,10 @@ from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
 
 STEP_CPU_S = 4e-5
-"""Python's part of a step of a program, one direction: measured on a 3 GHz core."""
+"""Python's part of a step of a program, one direction, on a fast core. An estimate."""
 APPLY_CPU_S = 6e-6
-"""Python's part of an operator: looking its tensors up, putting its arguments together."""
+"""Python's part of an operator that timings do not hold. An estimate: a net takes 10 µs more than
+torch for an operator on a fast core, and some of that is in the timings."""
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
 BUCKET_BYTES = 4 << 20

@@ -39,8 +39,8 @@ from terrazzo.schedule.tiling import Boxes, Tiling, _adds, _letters, owned
 Numbers = NDArray[np.float64]
 
 HIDDEN = 0.7
-"""Part of sending gradients back that making gradients of weights can hide; the rest is processor
-time for the messages themselves."""
+"""Part of sending gradients back that making gradients of weights can hide. An estimate for the
+search alone; plans that it finds are simulated as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
