@@ -1,9 +1,12 @@
-"""Explicit plans: layouts, groups, and the same plan for another size or mode."""
+"""Plans: explicit layouts and groups, wishes with a profile, and the same plan for other sizes."""
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +16,17 @@ from torch import nn
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.graph.rules.windows import windowed
-from terrazzo.planner import plan_graph
+from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.explicit import best_grid
 from terrazzo.planner.retarget import retarget
+from terrazzo.planner.wishes import IDLE_BYTES, room_bytes
+from terrazzo.planning import informed, kept_profile
 from terrazzo.records import Graph, Layout, Plan
+from terrazzo.records.machine import Machine
 from terrazzo.schedule import lower
+
+sys.path.insert(0, str(Path(__file__).parent))
+from clusters import profile
 
 
 def model() -> nn.Sequential:
@@ -167,3 +176,72 @@ class TestRetarget:
         other = export(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.zeros(1, 3, 9, 9),))
         moved = retarget(plan, small, other.graph)
         assert lower(other.graph, moved).plan.groups[-1].last == other.graph.nodes[-1].output
+
+
+class TestWishes:
+    def test_without_a_profile_open_means_tiles(self, small: Graph) -> None:
+        plan = Wishes().plan(small, 3)
+        assert {group.layout for group in plan.groups} == {best_grid(small, 3)}
+
+    def test_with_a_profile_open_means_searched(self, small: Graph) -> None:
+        wishes = Wishes(profile=profile(3))
+        assert wishes.plan(small, 3) == wishes.search(small, 3).best.plan
+
+    @pytest.mark.parametrize("asked", [{"layout": "tiles:3x1"}, {"groups": "one"}, {"passes": 2}])
+    def test_what_was_asked_for_is_not_searched(self, small: Graph, asked: dict[str, Any]) -> None:
+        assert Wishes(**asked, profile=profile(3)).plan(small, 3) == Wishes(**asked).plan(small, 3)
+
+    def test_a_profile_of_other_devices_is_refused(self, small: Graph) -> None:
+        with pytest.raises(PlanError, match="profile is of 2 devices, the plan is for 3"):
+            Wishes(profile=profile(2)).plan(small, 3)
+
+    def test_an_unknown_objective_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="objective='energy'"):
+            Wishes(objective="energy")
+
+    def test_room_is_what_the_smallest_device_has_left(self) -> None:
+        cluster = profile(2, memory_bytes=IDLE_BYTES + 1000)
+        assert room_bytes(cluster) == 1000
+        assert room_bytes(profile(2, memory_bytes=0)) == 0
+
+    def test_devices_too_small_for_the_fastest_plan_get_one_that_fits(self) -> None:
+        many = [nn.Conv2d(3, 8, 3), *(nn.Conv2d(8, 8, 3) for _ in range(4)), nn.Flatten()]
+        large = export(nn.Sequential(*many), (torch.zeros(4, 3, 256, 256),)).graph
+        slow = {"mbit_per_s": 0.01}  # sending costs so much that every device computes everything
+        most = max(Wishes(profile=profile(2, **slow)).search(large, 2).best.prediction.memory_bytes)
+        tight = profile(2, **slow, memory_bytes=IDLE_BYTES + int(0.9 * most))
+        found = Wishes(profile=tight).search(large, 2).best.prediction
+        assert max(found.memory_bytes) <= 0.9 * most
+
+
+class TestKeptProfiles:
+    def keep(self, folder: Path, name: str, graph: Graph, **changes: Any) -> None:
+        devices, torch_, when = (
+            changes.get("devices", 2),
+            changes.get("torch", Machine.here().torch),
+            changes.get("measured_s", 1.0),
+        )
+        key = {"model": graph.digest, "torch": torch_, "devices": "somewhere"}
+        found = replace(profile(devices), key=key, measured_s=when)
+        found.save(folder / "terrazzo" / "profiles" / f"{name}.json")
+
+    def test_the_newest_that_fits_is_taken(self, small: Graph, tmp_path: Path) -> None:
+        environment = {"XDG_CACHE_HOME": str(tmp_path)}
+        assert kept_profile(small, 2, environment=environment) is None
+        self.keep(tmp_path, "old", small, measured_s=1.0)
+        self.keep(tmp_path, "new", small, measured_s=2.0)
+        self.keep(tmp_path, "three", small, measured_s=3.0, devices=3)
+        self.keep(tmp_path, "torch", small, measured_s=4.0, torch="1.0")
+        self.keep(tmp_path, "model", graph((1, 3, 8, 40)), measured_s=5.0)
+        (tmp_path / "terrazzo" / "profiles" / "broken.json").write_text("{")
+        found = kept_profile(small, 2, environment=environment)
+        assert found is not None
+        assert found.measured_s == 2.0
+
+    def test_a_profile_may_be_a_file(self, small: Graph, tmp_path: Path) -> None:
+        path = tmp_path / "profile.json"
+        profile(2).save(path)
+        for given in (path, str(path), profile(2)):
+            assert informed(Wishes(), given, graph=small, devices=2).profile == profile(2)
+        closed = informed(Wishes(layout="whole"), path, graph=small, devices=2)
+        assert closed.profile is None, "nothing is left to search for"
