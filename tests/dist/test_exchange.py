@@ -64,7 +64,7 @@ def call(made: Program, given: Mapping[str, Given] | None = None) -> Run:
         step=0,
         torch_device=torch.device("cpu"),
     )
-    run.live, run.buckets = names, Buckets(links)
+    run.live, run.buckets = names, Buckets(links, {})
     return run
 
 

@@ -13,7 +13,7 @@ from math import prod
 
 from terrazzo.geometry import Box
 from terrazzo.planner.clocks import Account, Clocks, Message
-from terrazzo.planner.prices import BUCKET_BYTES, NOTE_BYTES, STATES, Prices
+from terrazzo.planner.prices import NOTE_BYTES, STATES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Ref
 from terrazzo.records.graph import BYTES
@@ -35,6 +35,7 @@ from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.sums import bucket_bytes
 
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight is made while messages are on their way."""
@@ -113,6 +114,7 @@ class _Walk:
         self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
         self.buckets: dict[tuple[int, ...], int] = {}
+        self.limits = bucket_bytes(program)
         self.fills: list[Spread] = []
         self.group_sums = [0] * len(program.plan.groups)
         self.largest_sum: tuple[int, str] = (0, "")
@@ -329,7 +331,7 @@ class _Walk:
             size = boxes[circle[0]].size * BYTES[value.dtype]
             self._note_sum(value.name, value.target, size, circle)
             self.buckets[circle] = self.buckets.get(circle, 0) + size
-            if self.buckets[circle] >= BUCKET_BYTES:
+            if self.buckets[circle] >= self.limits[circle]:
                 self._close(circle)
 
     def _close(self, circle: tuple[int, ...]) -> None:

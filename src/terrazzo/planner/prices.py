@@ -18,6 +18,7 @@ from terrazzo.planner.rates import Rates, Seconds
 from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
+from terrazzo.schedule.sums import SMALL_BYTES
 
 STEP_CPU_S = 4e-5
 """Python's part of a step of a program, one direction, on a fast core. An estimate."""
@@ -26,10 +27,6 @@ APPLY_CPU_S = 6e-6
 torch for an operator on a fast core, and some of that is in the timings."""
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
-BUCKET_BYTES = 4 << 20
-"""As much of weight gradients as the runtime sums at a time."""
-SMALL_BYTES = 1 << 15
-"""Sums up to this go in one round of messages to everybody."""
 NOTE_BYTES = 128
 """A note by which devices agree, before and after a backward pass and before a forward pass."""
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}

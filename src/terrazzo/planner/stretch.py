@@ -27,13 +27,14 @@ from terrazzo.graph.rules import (
     rule_for,
 )
 from terrazzo.planner.cost import LATE
-from terrazzo.planner.prices import SMALL_BYTES, Prices
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Graph, Group, Layout, Plan, Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
 from terrazzo.schedule.homes import sharers
+from terrazzo.schedule.sums import SMALL_BYTES
 from terrazzo.schedule.tiling import Boxes, Tiling, _adds, _letters, owned
 
 Numbers = NDArray[np.float64]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from terrazzo.runtime.links import Links, Pending
-
-BUCKET_BYTES = 4 << 20
-"""A sum takes as many rounds of messages as there are devices, whatever its size."""
+from terrazzo.schedule.sums import MOST_BYTES
 
 Circle = tuple[int, ...] | None
 """The devices whose parts add up; None: all of them."""
@@ -31,11 +30,13 @@ class _Bucket:
 class Buckets:
     """Collects parts as the backward pass makes them; a full bucket starts its sum at once.
 
-    Every circle has its own, so that what fills one depends only on what its members share.
+    ``limits`` says when the bucket of a circle is full. Every circle has its own, so that what
+    fills one depends only on what its members share.
     """
 
-    def __init__(self, links: Links, *, limit_bytes: int = BUCKET_BYTES) -> None:
-        self.links, self.limit_bytes = links, limit_bytes
+    def __init__(self, links: Links, limits: Mapping[tuple[int, ...], int]) -> None:
+        self.links, self.limits = links, limits
+        self._everybody = tuple(range(links.devices))
         self._open: dict[Circle, _Bucket] = {}
         self._done: dict[str, Tensor] = {}
         self._flying: list[tuple[list[tuple[str, torch.Size]], Pending]] = []
@@ -51,7 +52,7 @@ class Buckets:
             self._close(circle)
             bucket = self._open.setdefault(circle, _Bucket())
         bucket.take(name, part)
-        if bucket.size >= self.limit_bytes:
+        if bucket.size >= self.limits.get(circle or self._everybody, MOST_BYTES):
             self._close(circle)
 
     def _close(self, circle: Circle) -> None:

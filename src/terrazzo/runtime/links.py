@@ -22,13 +22,12 @@ from terrazzo.errors import PeerLost, RunError
 from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up
+from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LONGEST_GIST = 120
-SMALL_BYTES = 1 << 15
-"""Up to this, sending to everybody takes less time than the rounds of a ring."""
 
 
 @dataclass

@@ -29,6 +29,7 @@ from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Sprea
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
+from terrazzo.schedule.sums import bucket_bytes
 
 
 class Machine:
@@ -39,6 +40,7 @@ class Machine:
         links.form_circles(circle for boxes in program.homes.values() for circle in sharers(boxes))
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
+        self._limits = bucket_bytes(program)
         self._lives = Lifetimes(program)
         self._drops = self._lives.forward_drops
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
@@ -110,7 +112,7 @@ class Machine:
         self._check_unchanged(run)
         arrays = {value: self.program.outputs[value] for value in grads}
         run.live = reached(self.program, run.carriers, frozenset(arrays.values()))
-        run.buckets = Buckets(self.links)
+        run.buckets = Buckets(self.links, self._limits)
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)
