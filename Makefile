@@ -37,9 +37,12 @@ check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Each worker keeps its own device processes, so there are few; idle ones steal the tests of others.
+# Many tests wait for emulated devices, so there is one worker more than cores. Each keeps its own
+# device processes, so there are four at most; idle ones steal the tests of others.
+WORKERS := $(shell n=$$(nproc); test $$n -lt 4 && echo $$((n + 1)) || echo 4)
+
 pytest: $(STAMP) ## the tests alone, on all cores; pass options with ARGS="-n 0 -k launch"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python -m terrazzo.bench $(ARGS)

@@ -161,7 +161,7 @@ def other_graphs(layout: str) -> float:
     return max(*gaps, gap(one, net.state_dict()))
 
 
-@pytest.mark.parametrize("devices", LAYOUTS)
+@pytest.mark.parametrize("devices", [3, 4])
 def test_other_sizes_modes_and_frozen_layers(devices: int) -> None:
     for far in run_on(devices, other_graphs, LAYOUTS[devices]):
         assert far < 1e-10

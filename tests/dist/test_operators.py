@@ -62,24 +62,13 @@ def is_map(leaf: Tensor) -> bool:
 
 
 PLANS = {
-    2: [
-        ("tiles:2x1", "one", 0),
-        ("tiles:1x1,4", "each", 2),
-        ("samples:2", "each", 0),
-        ("channels:2", "one", 0),
-    ],
-    3: [
-        ("tiles:1x2,1,3", "each", 0),
-        ("tiles:3x1", "one", 3),
-        ("samples:1,2,1", "one", 2),
-        ("channels:2,0,1", "each", 0),
-    ],
+    2: [("tiles:1x1,4", "each", 2), ("samples:2", "each", 0), ("channels:2", "one", 0)],
+    3: [("tiles:3x1", "one", 3), ("samples:1,2,1", "one", 2), ("channels:2,0,1", "each", 0)],
     4: [
         ("tiles:3,2x1,2", "each", 0),
         ("tiles:3,0,2,1x1", "one", 0),
         ("samples:2+channels:2", "each", 0),
         ("channels:1,2+tiles:2x1", "one", 0),
-        ("samples:2+tiles:1x2", "one", 2),
     ],
 }
 
