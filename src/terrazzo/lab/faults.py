@@ -119,7 +119,8 @@ def _freeze(lab: RunningLab, device: int, frozen: bool) -> None:
 def _fill(lab: RunningLab, device: int, left_free_bytes: int) -> None:
     """Starts the filler in the device and waits until it holds what it shall, or was ended."""
     usage = lab.usage(device)
-    wanted = usage.limit_bytes - usage.memory_bytes - left_free_bytes
+    used_bytes = usage.memory_bytes - usage.cache_bytes  # what is cached makes room
+    wanted = usage.limit_bytes - used_bytes - left_free_bytes
     namespace = f"/proc/{os.getpid()}/fd/{lab.network.devices[device]}"
     place = [namespace, "", "", *map(str, lab.group(device).joining)]
     python = [sys.executable, "-I", "-S"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from terrazzo.errors import LabError
+from terrazzo.lab import kernelfile
 from terrazzo.lab.quota import CpuQuota
 
 PREFIX = "terrazzo-"
@@ -32,6 +33,16 @@ class Usage:
     throttled_s: float
     killed: int
     """How many processes the kernel ended because memory was full."""
+    cache_bytes: int = 0
+    """Pages of files among the memory, which the kernel gives up before it ends anybody."""
+
+
+def cached_bytes(stat: Path) -> int:
+    """Pages of files in a group, by its table of kinds of memory; both versions name them alike."""
+    if not stat.exists():
+        return 0
+    kinds = kernelfile.table(stat)
+    return kinds.get("active_file", 0) + kinds.get("inactive_file", 0)
 
 
 class Group(Protocol):

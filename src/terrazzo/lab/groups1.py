@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from terrazzo.lab import kernelfile
-from terrazzo.lab.groups import PREFIX, Usage, make_folder, processes_in, remove_folder
+from terrazzo.lab.groups import (
+    PREFIX,
+    Usage,
+    cached_bytes,
+    make_folder,
+    processes_in,
+    remove_folder,
+)
 from terrazzo.lab.quota import CpuQuota
 
 FIRST = 262_144
@@ -79,6 +86,7 @@ class Group1:
             cpu_s=time_s,
             throttled_s=kernelfile.table(cpu / "cpu.stat").get("throttled_time", 0) * 1e-9,
             killed=kernelfile.table(memory / "memory.oom_control").get("oom_kill", 0),
+            cache_bytes=cached_bytes(memory / "memory.stat"),
         )
 
     def reset_peak(self) -> bool:

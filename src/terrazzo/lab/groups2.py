@@ -10,7 +10,14 @@ from pathlib import Path
 
 from terrazzo.errors import LabError
 from terrazzo.lab import kernelfile
-from terrazzo.lab.groups import PREFIX, Usage, make_folder, processes_in, remove_folder
+from terrazzo.lab.groups import (
+    PREFIX,
+    Usage,
+    cached_bytes,
+    make_folder,
+    processes_in,
+    remove_folder,
+)
 from terrazzo.lab.quota import CpuQuota
 
 FIRST = 10_000
@@ -72,6 +79,7 @@ class Group2:
             cpu_s=cpu.get("usage_usec", 0) * 1e-6,
             throttled_s=cpu.get("throttled_usec", 0) * 1e-6,
             killed=kernelfile.table(self.folder / "memory.events").get("oom_kill", 0),
+            cache_bytes=cached_bytes(self.folder / "memory.stat"),
         )
 
     def _peak_bytes(self) -> int:
