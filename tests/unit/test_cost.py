@@ -15,7 +15,8 @@ from torch import nn
 from terrazzo.graph.export import export
 from terrazzo.planner import plan_graph
 from terrazzo.planner.clocks import Clocks
-from terrazzo.planner.cost import Prediction, predict
+from terrazzo.planner.cost import predict
+from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.records import Graph
 from terrazzo.records.profile import Load, Profile, Timing

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from terrazzo.planner.cost import Prediction, predict
+from terrazzo.planner.cost import predict
 from terrazzo.planner.guess import is_guess
+from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.search import Found, Tried
 from terrazzo.planner.wishes import Wishes, room_bytes
 from terrazzo.records import Graph, Layout, Node, Plan

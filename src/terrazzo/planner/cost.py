@@ -8,17 +8,16 @@ the same part of a weight.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from terrazzo.geometry import Box
-from terrazzo.planner.clocks import Account, Clocks, Message
+from terrazzo.planner.clocks import Clocks, Message
+from terrazzo.planner.prediction import GroupCost, Prediction, bottleneck
 from terrazzo.planner.prices import NOTE_BYTES, STATES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.records.profile import Profile
-from terrazzo.records.units import bytes_text
 from terrazzo.schedule import (
     Apply,
     Combine,
@@ -39,35 +38,6 @@ from terrazzo.schedule.sums import bucket_bytes
 
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight is made while messages are on their way."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCost:
-    """One group: seconds by device, and what it adds to the sums of weight gradients."""
-
-    title: str
-    compute_s: tuple[float, ...]
-    exchange_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    summed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One training step: seconds, where they go on each device, and what limits."""
-
-    step_s: float
-    compute_s: tuple[float, ...]
-    exchange_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    sums_s: tuple[float, ...]
-    """Waiting at the end for sums of weight gradients."""
-    groups: tuple[GroupCost, ...]
-    sent_bytes: tuple[int, ...]
-    summed_bytes: tuple[int, ...]
-    memory_bytes: tuple[int, ...]
-    """The most of a step on each device, with the optimiser's state; empty if not asked for."""
-    bottleneck: str
 
 
 def predict(
@@ -380,27 +350,3 @@ class _Walk:
             feet,
             bottleneck(all_, groups, names=self.prices.names, largest=self.largest_sum),
         )
-
-
-def bottleneck(
-    accounts: Sequence[Account],
-    groups: Sequence[GroupCost],
-    *,
-    names: Sequence[str],
-    largest: tuple[int, str],
-) -> str:
-    """What a step spends most on, on the device that computes and sends longest."""
-    busiest = max(
-        range(len(accounts)), key=lambda d: accounts[d].compute_s + accounts[d].exchange_s
-    )
-    busy = accounts[busiest]
-    parts = {"compute": busy.compute_s, "exchange": busy.exchange_s, "sums": busy.sums_s}
-    most = max(parts, key=lambda kind: parts[kind])
-    if most == "sums":
-        size, weight = largest
-        return f"links: weight gradients, the largest those of {weight} ({bytes_text(size)})"
-    if most == "exchange":
-        place = max(groups, key=lambda group: group.exchange_s[busiest])
-        return f"links: maps and statistics, most in {place.title}"
-    place = max(groups, key=lambda group: group.compute_s[busiest])
-    return f"compute on {names[busiest]}, most in {place.title}"

@@ -25,11 +25,12 @@ from terrazzo.errors import PlanError
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import rule_for
 from terrazzo.graph.rules.windows import windowed
-from terrazzo.planner.cost import Prediction, predict
+from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title, plan_graph
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.improve import improved, joined
 from terrazzo.planner.layouts import alone, candidates
+from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.planner.stretch import HIDDEN, Ground, Numbers, Stretch, corners, price, results
 from terrazzo.records import Graph, Group, Layout, Plan

@@ -35,7 +35,7 @@ from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.sums import SMALL_BYTES
-from terrazzo.schedule.tiling import Boxes, Tiling, _adds, _letters, owned
+from terrazzo.schedule.tiling import Boxes, Tiling, adds_up, letters_under, owned
 
 Numbers = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ class Ground:
         self.prices = prices
         norms: set[int] = set()
         for mask in ("hw", "n", "c"):
-            found = _letters(graph, mask)
+            found = letters_under(graph, mask)
             norms |= {i for i, n in enumerate(graph.nodes) if place(n, graph, found).role == NORM}
         self.graph = expand_norms(graph, norms)
         self.letters: dict[str, Letters] = {}
@@ -87,13 +87,13 @@ class Ground:
     def mask(self, letters: str) -> tuple[Letters, list[Placement], set[int]]:
         """Letters and roles of everything under layouts that cut these axes."""
         if letters not in self.letters:
-            found = _letters(self.graph, letters)
+            found = letters_under(self.graph, letters)
             self.letters[letters] = found
             self.roles[letters] = [place(node, self.graph, found) for node in self.graph.nodes]
             self.adds[letters] = {
                 index
                 for index, node in enumerate(self.graph.nodes)
-                if self.roles[letters][index].role == LOCAL and _adds(node, found)
+                if self.roles[letters][index].role == LOCAL and adds_up(node, found)
             }
         return self.letters[letters], self.roles[letters], self.adds[letters]
 

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.runtime.links import Links, Pending
-from terrazzo.schedule.sums import MOST_BYTES
-
-Circle = tuple[int, ...] | None
-"""The devices whose parts add up; None: all of them."""
+from terrazzo.schedule.sums import MOST_BYTES, Circle
 
 
 @dataclass
@@ -31,17 +28,17 @@ class Buckets:
     """Collects parts as the backward pass makes them; a full bucket starts its sum at once.
 
     ``limits`` says when the bucket of a circle is full. Every circle has its own, so that what
-    fills one depends only on what its members share.
+    fills one depends only on what its members share; None stands for all devices.
     """
 
-    def __init__(self, links: Links, limits: Mapping[tuple[int, ...], int]) -> None:
+    def __init__(self, links: Links, limits: Mapping[Circle, int]) -> None:
         self.links, self.limits = links, limits
         self._everybody = tuple(range(links.devices))
-        self._open: dict[Circle, _Bucket] = {}
+        self._open: dict[Circle | None, _Bucket] = {}
         self._done: dict[str, Tensor] = {}
         self._flying: list[tuple[list[tuple[str, torch.Size]], Pending]] = []
 
-    def add(self, name: str, part: Tensor, circle: Circle = None) -> None:
+    def add(self, name: str, part: Tensor, circle: Circle | None = None) -> None:
         alone = self.links.devices == 1 if circle is None else len(circle) < 2
         if alone:
             before = self._done.get(name)
@@ -55,7 +52,7 @@ class Buckets:
         if bucket.size >= self.limits.get(circle or self._everybody, MOST_BYTES):
             self._close(circle)
 
-    def _close(self, circle: Circle) -> None:
+    def _close(self, circle: Circle | None) -> None:
         parts = self._open.pop(circle).parts
         flat = torch.cat([part.reshape(-1) for _, part in parts])
         shapes = [(name, part.shape) for name, part in parts]

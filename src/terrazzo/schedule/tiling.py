@@ -77,7 +77,7 @@ def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Let
     """How each node runs under its group's layout; the letters of every value by axes cut."""
     groups = group_of_nodes(graph, plan)
     masks = dict.fromkeys(group.layout.letters for group in plan.groups)
-    letters = {mask: _letters(graph, mask) for mask in masks}
+    letters = {mask: letters_under(graph, mask) for mask in masks}
     inside = {node.output: group for node, group in zip(graph.nodes, groups, strict=True)}
     placed: list[Placement] = []
     roles: dict[str, str] = {}
@@ -87,7 +87,7 @@ def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Let
         alone = plan.devices == 1 and not group.passes
         if group.layout.is_whole or alone:
             placement = Placement(WHOLE, placement.axes)
-        elif placement.role == LOCAL and _adds(node, letters[group.layout.letters]):
+        elif placement.role == LOCAL and adds_up(node, letters[group.layout.letters]):
             near = inside.get(node.refs[0]) == number and roles[node.refs[0]] in (LOCAL, NORM, SUM)
             placement = Placement(SUM, placement.axes) if near else placement
         elif node.op == "terrazzo.moments" and group.passes:
@@ -97,7 +97,7 @@ def placements(graph: Graph, plan: Plan) -> tuple[list[Placement], dict[str, Let
     return placed, letters
 
 
-def _letters(graph: Graph, mask: str) -> Letters:
+def letters_under(graph: Graph, mask: str) -> Letters:
     """The letters of every value, were the whole model cut along these axes."""
     found = Letters(mask, {n: "." * len(value.shape) for n, value in graph.values.items()})
     for name in graph.inputs:
@@ -108,7 +108,7 @@ def _letters(graph: Graph, mask: str) -> Letters:
     return found
 
 
-def _adds(node: Node, letters: Letters) -> bool:
+def adds_up(node: Node, letters: Letters) -> bool:
     """Whether a product could sum over channels that it reads in parts."""
     rule = rule_for(node.op)
     if rule is None or rule.sums is None or "c" not in letters[node.refs[0]]:

@@ -13,6 +13,7 @@ from terrazzo.graph.rules.rule import (
     Placement,
     Read,
     Rule,
+    addend,
     full,
     is_cut,
     whole,
@@ -89,16 +90,7 @@ def _linear(node: Node, graph: Graph, box: Box) -> Local:
 
 
 def _linear_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
-    """An addend from some of the features; the bias is added where the first of them are."""
-    local = _linear(node, graph, box)
-    x, weight, *rest = local.reads
-    reads = (
-        Read(x.box.replace(box.rank - 1, channels)),
-        Read(weight.box.replace(1, channels)),
-        *rest,
-    )
-    args = node.args if channels[0] == 0 else (*node.args[:2], None)
-    return Local(reads, node.op, args)
+    return addend(_linear(node, graph, box), channels, dim=box.rank - 1, weight_dim=1)
 
 
 def _per_channel_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:

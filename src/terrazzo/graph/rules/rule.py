@@ -9,7 +9,7 @@ is ``..hw`` and under channels ``.c..``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from terrazzo.geometry import Box, Span
 from terrazzo.records import Argument, Graph, Node
@@ -80,6 +80,22 @@ class Letters(dict[str, Axes]):
 
 
 AxesOf = Letters
+
+
+def addend(local: Local, channels: Span, *, dim: int, weight_dim: int) -> Local:
+    """A product over some of the channels it reads, from its form over all of them.
+
+    ``dim`` is where channels stand in what it reads, ``weight_dim`` where they stand in the
+    weights. The bias, its third argument, is added where the first channels are.
+    """
+    x, weight, *rest = local.reads
+    reads = (
+        Read(x.box.replace(dim, channels), x.pad),
+        Read(weight.box.replace(weight_dim, channels)),
+        *rest,
+    )
+    args = local.args if channels[0] == 0 else (*local.args[:2], None, *local.args[3:])
+    return replace(local, reads=reads, args=args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from terrazzo.graph.rules.rule import (
     Placement,
     Read,
     Rule,
+    addend,
     full,
     whole,
 )
@@ -126,17 +127,7 @@ def _conv(node: Node, graph: Graph, box: Box) -> Local:
 
 
 def _conv_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
-    """An addend from some of the channels; the bias is added where the first of them are."""
-    local = _conv(node, graph, box)
-    x, weight, *rest = local.reads
-    dim = box.rank - 3
-    reads = (
-        Read(x.box.replace(dim, channels), x.pad),
-        Read(weight.box.replace(1, channels)),
-        *rest,
-    )
-    args = local.args if channels[0] == 0 else (*local.args[:2], None, *local.args[3:])
-    return Local(reads, local.op, args, crop=local.crop)
+    return addend(_conv(node, graph, box), channels, dim=box.rank - 3, weight_dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +181,7 @@ def _conv_transpose(node: Node, graph: Graph, box: Box) -> Local:
 
 
 def _conv_transpose_sums(node: Node, graph: Graph, box: Box, channels: Span) -> Local:
-    local = _conv_transpose(node, graph, box)
-    x, weight, *rest = local.reads
-    dim = box.rank - 3
-    reads = (
-        Read(x.box.replace(dim, channels), x.pad),
-        Read(weight.box.replace(0, channels)),
-        *rest,
-    )
-    args = local.args if channels[0] == 0 else (*local.args[:2], None, *local.args[3:])
-    return Local(reads, local.op, args, crop=local.crop)
+    return addend(_conv_transpose(node, graph, box), channels, dim=box.rank - 3, weight_dim=0)
 
 
 def sums_channels(node: Node) -> bool:

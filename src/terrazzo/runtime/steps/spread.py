@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.gradients import Circle
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Spread
+from terrazzo.schedule.sums import Circle
 
 
 class SpreadStep:
     """``circle`` are the devices that hold the same box of it; None: all of them."""
 
-    def __init__(self, step: Spread, *, parameter: bool, circle: Circle = None) -> None:
+    def __init__(self, step: Spread, *, parameter: bool, circle: Circle | None = None) -> None:
         self.step, self.parameter, self.circle = step, parameter, circle
 
     def forward(self, run: Run) -> None:
