@@ -179,6 +179,7 @@ def refusals(layout: str) -> list[str]:
         lambda: weight.sum(1),
         lambda: weight.T,
         lambda: weight[0],
+        lambda: torch._foreach_max([weight]),
         lambda: torch.ones(8, 3, 3, 3).double().lerp_(weight, 0.5),
         lambda: torch.save(net[0].weight, io.BytesIO()),
         lambda: copy.deepcopy(net[0]),
