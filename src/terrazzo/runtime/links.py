@@ -22,6 +22,7 @@ from terrazzo.errors import PeerLost, RunError
 from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up
+from terrazzo.runtime.staging import Staging, from_host, room, to_host
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -79,12 +80,16 @@ class Links:
     ) -> None:
         """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
         self._check_whole()
+        staging = Staging()
+        leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
+        arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
+        staging.settle()
         waiting = []
         peer = self.device
         try:
-            for peer, tag, tensor in receives:
+            for peer, tag, tensor in arriving:
                 waiting.append((peer, dist.irecv(tensor, peer, group=self._small, tag=tag)))
-            for peer, tag, tensor in sends:
+            for peer, tag, tensor in leaving:
                 waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
                 self.counters.sent_bytes += tensor.numel() * tensor.element_size()
             if meanwhile is not None:
@@ -96,6 +101,7 @@ class Links:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise self._lost(error, peer) from error
+        staging.land()
 
     def gather(
         self,
@@ -111,7 +117,7 @@ class Links:
         """
         if self.devices == 1:
             return tensor.unsqueeze(0)
-        copies = tensor.expand(self.devices, *tensor.shape).contiguous()
+        copies = to_host(tensor).expand(self.devices, *tensor.shape).contiguous()
         parts = torch.empty_like(copies)
         with self._guard():
             work = dist.all_to_all_single(parts, copies, group=self._small, async_op=True)
@@ -120,29 +126,34 @@ class Links:
             work.wait()
         if counted:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
-        return parts
+        return parts.to(tensor.device)
 
     def sum(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
-        """The sum over devices, in place; small ones in one round, added in order of device."""
+        """The sum over devices, in place; small ones in one round, added in order of device.
+
+        It is made on the hosts: a GPU would round otherwise than a CPU beside it.
+        """
         if self.devices == 1:
             return tensor
+        host = to_host(tensor)
         if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
-            return tensor.copy_(self.gather(tensor, meanwhile=meanwhile).sum(0))
+            return tensor.copy_(self.gather(host, meanwhile=meanwhile).sum(0))
         with self._guard():
-            work = dist.all_reduce(tensor, group=self._small, async_op=True)
+            work = dist.all_reduce(host, group=self._small, async_op=True)
             if meanwhile is not None:
                 meanwhile()
             work.wait()
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
-        return tensor
+        return from_host(tensor, host)
 
     def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
         """Starts a sum in the background, over all devices or some; ``wait`` on what it gives."""
         group = self._bulk if circle is None else self._circles[circle]
+        host = to_host(tensor)
         with self._guard():
-            work = dist.all_reduce(tensor, group=group, async_op=True)
+            work = dist.all_reduce(host, group=group, async_op=True)
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
-        return Pending(self, work, tensor)
+        return Pending(self, work, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
         """Lets some devices sum among themselves; all devices name all circles, in one order."""
@@ -159,8 +170,10 @@ class Links:
         """One device's tensor, in place on all; as bytes, because gloo knows few dtypes."""
         if self.devices > 1 and tensor.numel():
             data = tensor.view(-1).view(torch.uint8)
+            host = to_host(data) if self.device == source else room(data)
             with self._guard():
-                dist.broadcast(data, source, group=self._small)
+                dist.broadcast(host, source, group=self._small)
+            from_host(data, host)
         return tensor
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
@@ -289,9 +302,10 @@ class Pending:
     links: Links
     work: dist.Work | None
     tensor: Tensor
+    host: Tensor
 
     def wait(self) -> Tensor:
         if self.work is not None:
             with self.links._guard():
                 self.work.wait()
-        return self.tensor
+        return from_host(self.tensor, self.host)
