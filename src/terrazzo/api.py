@@ -14,18 +14,18 @@ from torch.utils import _pytree as pytree
 
 import terrazzo
 from terrazzo.checking import compare_with_plain
-from terrazzo.errors import PlanError, UsageError
+from terrazzo.errors import UsageError
 from terrazzo.feed import feed
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planning import Planner, informed
-from terrazzo.records import CheckReport, Graph, Layout, Plan, document
+from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.links import Links, connect
-from terrazzo.runtime.net import Net, PlanFor
+from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.start import join
 
@@ -91,9 +91,14 @@ def plan(
     predicted time (or, with ``objective="memory"``, memory) is searched for, by a ``profile`` of
     the devices (a Profile or its file; default: the newest one that ``terrazzo cluster profile``
     has kept for this model and number of devices). Without any profile it is the grid of tiles
-    with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``.
+    with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``. A net is
+    planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
     """
-    graph, count = export(model, _checked(example)).graph, devices or _devices()
+    if isinstance(model, Net):  # whose weights may live in parts
+        graph = model.prepare(_checked(example)).graph
+    else:
+        graph = export(model, _checked(example)).graph
+    count = devices or _devices()
     wishes = Wishes(layout, groups, passes, memory, objective)
     return informed(wishes, profile, graph=graph, devices=count).plan(graph, count)
 
@@ -136,41 +141,10 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
-    planned = _planner(links, plan, wishes, profile)
-    net = Net(model, links, planned, seed=seed, nan=nan, align_every=align_every)
-    ready = net.prepare(_checked(example))
-    if links.recorder is not None and links.device == 0:
-        net.plan.save(links.recorder.folder / "plan.json")
-        document.write(links.recorder.folder / "graph.json", ready.graph.to_json() + "\n")
+    planner = Planner(links, wishes, plan=plan, profile=profile)
+    net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every)
+    net.prepare(_checked(example))
     return net
-
-
-def _planner(
-    links: Links, plan: Plan | None, wishes: Wishes, profile: Profile | str | Path | None
-) -> PlanFor:
-    """The function a net asks when it meets a graph for the first time."""
-    if plan is None and wishes.is_open:
-        return Planner(links, wishes, profile)
-    if plan is None:
-        return lambda graph: wishes.plan(graph, links.devices)
-    if plan.devices != links.devices:
-        raise PlanError(
-            f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
-            f"tz.plan(model, (x,), devices={links.devices})"
-        )
-    first: list[Graph] = []
-
-    def planned(graph: Graph) -> Plan:
-        if not first:
-            if graph.digest != plan.graph:
-                raise PlanError(
-                    f"the plan was made for model {plan.graph}, this one (or its example input, "
-                    f"or its mode) is {graph.digest}: make a plan for it with tz.plan"
-                )
-            first.append(graph)
-        return retarget(plan, first[0], graph)
-
-    return planned
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

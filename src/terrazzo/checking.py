@@ -35,7 +35,7 @@ def one_step(model: nn.Module, inputs: Sequence[Any]) -> tuple[Named, Named, Nam
     }
     draw = torch.Generator().manual_seed(1)
     losses = [
-        (tensor * torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)).sum()
+        (tensor * torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype).to(tensor)).sum()
         for tensor in outputs.values()
         if tensor.requires_grad
     ]

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
 from terrazzo.measure.key import MODEL
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner import Wishes
+from terrazzo.planner.cost import predict
+from terrazzo.planner.feedback import slowed
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.retarget import retarget
-from terrazzo.records import Graph, Plan
+from terrazzo.records import Graph, Plan, document
 from terrazzo.records.machine import Machine
+from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.links import Links
+from terrazzo.schedule import lower
 
-PLANNED, REFUSED = b"P", b"R"
+PLANNED, DECIDED, REFUSED = b"P", b"D", b"R"
+"""A plan for one graph; a plan that other graphs follow; none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Seconds that each device is predicted to compute in a step of a graph; None: not known."""
+
+    graph: str
+    compute_s: tuple[float, ...] | None
+
+    @property
+    def profiled(self) -> bool:
+        return self.compute_s is not None
 
 
 def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) -> Profile | None:
@@ -50,42 +70,147 @@ def informed(
 
 
 class Planner:
-    """Plans of device 0 for every graph that a net meets.
+    """Plans for every graph that a net meets, and what is predicted of the first of them.
 
-    With a profile, the first plan decides where weights live; other input sizes and modes keep its
-    layouts, so that weights can stay where they are.
+    A plan that was given, searched for by a profile or adopted later decides where weights live;
+    other input sizes and modes keep its layouts, so that weights can stay where they are. What is
+    left open is planned by device 0 for all.
     """
 
     def __init__(
-        self, links: Links, wishes: Wishes, profile: Profile | str | Path | None = None
+        self,
+        links: Links,
+        wishes: Wishes,
+        *,
+        plan: Plan | None = None,
+        profile: Profile | str | Path | None = None,
     ) -> None:
+        if plan is not None and plan.devices != links.devices:
+            raise PlanError(
+                f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
+                f"tz.plan(model, (x,), devices={links.devices})"
+            )
         self.links, self.wishes, self.profile = links, wishes, profile
+        self._given = plan
         self._first: tuple[Graph, Plan] | None = None
+        self.foreseen: Foreseen | None = None
 
     def __call__(self, graph: Graph) -> Plan:
-        """What device 0 plans, on all devices; what it refuses, all refuse."""
-        links = self.links
-        if links.devices == 1:
-            return self._plan(graph)
-        data, failure = None, None
+        """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
+        if self._first is not None:
+            first, plan = self._first
+            limit = self.wishes.memory_bytes
+            if limit is None or graph.digest == first.digest:
+                return retarget(plan, first, graph)
+            return fit(graph, retarget(plan, first, graph), limit)
+        if self._given is not None:
+            plan = self._obeyed(graph, self._given)
+        elif not self.wishes.is_open:
+            plan = self.wishes.plan(graph, self.links.devices)
+        else:
+            plan = self._shipped(graph)
+        if self.foreseen is None:
+            self._foresee(graph, plan)
+        return plan
+
+    def adopt(self, graph: Graph, plan: Plan) -> None:
+        """From now on this plan, and for other graphs of the model one like it."""
+        self._first = (graph, plan)
+        self._foresee(graph, plan)
+
+    def again(self, graph: Graph, slowness: Sequence[float]) -> Plan | None:
+        """A plan for devices that take so many times as long to compute as was thought.
+
+        None where there is nothing to plan by, or nothing left open.
+        """
+        return self._shipped(graph, slowness) if self.can_replan else None
+
+    @property
+    def can_replan(self) -> bool:
+        """Whether another plan can be searched for: with a profile, and where nothing was asked."""
+        return self.foreseen is not None and self.foreseen.profiled and self.wishes.is_open
+
+    # ---- plans ---------------------------------------------------------------------------
+
+    def _obeyed(self, graph: Graph, plan: Plan) -> Plan:
+        if graph.digest != plan.graph:
+            raise PlanError(
+                f"the plan was made for model {plan.graph}, this one (or its example input, "
+                f"or its mode) is {graph.digest}: make a plan for it with tz.plan"
+            )
+        self._first = (graph, plan)
+        return plan
+
+    def _shipped(self, graph: Graph, slowness: Sequence[float] = ()) -> Plan:
+        """Device 0 plans; its plan or its refusal is everybody's."""
+        links, failure, data = self.links, None, None
         if links.device == 0:
             try:
-                data = PLANNED + self._plan(graph).to_json().encode()
+                data = self._searched(graph, slowness)
             except TerrazzoError as error:
                 data, failure = REFUSED + str(error).encode(), error
         data = links.broadcast_bytes(data)
         if data[:1] == REFUSED:
             raise failure or PlanError(data[1:].decode())
-        return Plan.from_json(data[1:].decode())
-
-    def _plan(self, graph: Graph) -> Plan:
-        devices = self.links.devices
-        if self._first is not None:
-            plan = retarget(self._first[1], self._first[0], graph)
-            limit = self.wishes.memory_bytes
-            return plan if limit is None else fit(graph, plan, limit)
-        known = informed(self.wishes, self.profile, graph=graph, devices=devices)
-        plan = known.plan(graph, devices)
-        if known.profile is not None:
+        plan = Plan.from_json(data[1:].decode())
+        if data[:1] == DECIDED:
             self._first = (graph, plan)
         return plan
+
+    def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
+        devices = self.links.devices
+        if slowness:
+            assert isinstance(self.profile, Profile)
+            self.profile = slowed(self.profile, slowness)
+        known = informed(self.wishes, self.profile, graph=graph, devices=devices)
+        plan = known.plan(graph, devices)
+        return (PLANNED if known.profile is None else DECIDED) + plan.to_json().encode()
+
+    # ---- predictions ---------------------------------------------------------------------
+
+    def _foresee(self, graph: Graph, plan: Plan) -> None:
+        """What device 0 predicts is known to all, so that all judge alike how a run goes."""
+        links, data = self.links, None
+        if links.device == 0:
+            letter: dict[str, Any] = {"compute_s": None}
+            try:
+                prediction = self._predicted(graph, plan)
+                letter["compute_s"] = prediction and prediction.net_compute_s
+            except TerrazzoError as error:
+                letter["error"], prediction = str(error), None
+            if links.recorder is not None:
+                self._record(links.recorder.folder, graph, plan, prediction)
+            data = json.dumps(letter).encode()
+        letter = json.loads(links.broadcast_bytes(data))
+        if "error" in letter:
+            raise PlanError(letter["error"])
+        told = letter["compute_s"]
+        self.foreseen = Foreseen(graph.digest, None if told is None else tuple(told))
+
+    def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
+        profile, devices = self.profile, self.links.devices
+        if profile is None:
+            profile = kept_profile(graph, devices, environment=os.environ)
+        elif not isinstance(profile, Profile):
+            profile = Profile.load(Path(profile))
+        if profile is None or len(profile.devices) != devices:
+            return None
+        self.profile = profile
+        return predict(lower(graph, plan), profile)
+
+    def _record(
+        self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None
+    ) -> None:
+        """Plan, model, prediction and profile of a run; plans that were left get a number."""
+        path = folder / "plan.json"
+        try:
+            if path.exists():
+                number = 1 + sum(1 for _ in folder.glob("plan-*.json"))
+                path.replace(folder / f"plan-{number}.json")
+            plan.save(path)
+            document.write(folder / "graph.json", graph.to_json() + "\n")
+            if prediction is not None and isinstance(self.profile, Profile):
+                document.write(folder / "prediction.json", prediction.to_json() + "\n")
+                self.profile.save(folder / "profile.json")
+        except (OSError, UsageError) as error:
+            print(f"terrazzo: the plan is not recorded: {error}; training goes on", file=sys.stderr)

@@ -15,12 +15,15 @@ from torch.utils import _pytree as pytree
 from terrazzo.errors import ModelError
 from terrazzo.graph.regions import keep_regions
 
+KINDS = ("cpu", "cuda")
+"""Where a model may run, and autocast be switched on."""
+
 
 def trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.export.ExportedProgram:
     """The model as functional ATen operators; autocast and gradient mode of the caller left out."""
-    under_autocast = torch.is_autocast_enabled("cpu")
+    under_autocast = any(torch.is_autocast_enabled(kind) for kind in KINDS)
     try:
         with warnings.catch_warnings(), _plain_context():
             warnings.simplefilter("ignore")
@@ -56,7 +59,7 @@ def _plain_context() -> Iterator[None]:
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(torch.inference_mode(False))
         contexts.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda"):
+        for kind in KINDS:
             if torch.is_autocast_enabled(kind):
                 contexts.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -1,41 +1,14 @@
-"""A prediction: seconds of one training step, where they go, and what limits."""
+"""What limits a predicted step, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from terrazzo.planner.clocks import Account
+from terrazzo.records.prediction import GroupCost, Prediction
 from terrazzo.records.units import bytes_text
 
-
-@dataclass(frozen=True, slots=True)
-class GroupCost:
-    """One group: seconds by device, and what it adds to the sums of weight gradients."""
-
-    title: str
-    compute_s: tuple[float, ...]
-    exchange_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    summed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One training step: seconds, where they go on each device, and what limits."""
-
-    step_s: float
-    compute_s: tuple[float, ...]
-    exchange_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    sums_s: tuple[float, ...]
-    """Waiting at the end for sums of weight gradients."""
-    groups: tuple[GroupCost, ...]
-    sent_bytes: tuple[int, ...]
-    summed_bytes: tuple[int, ...]
-    memory_bytes: tuple[int, ...]
-    """The most of a step on each device, with the optimiser's state; empty if not asked for."""
-    bottleneck: str
+__all__ = ["GroupCost", "Prediction", "bottleneck"]
 
 
 def bottleneck(

@@ -24,7 +24,7 @@ from torch import Tensor
 from terrazzo.errors import Disagreement
 from terrazzo.runtime.links import Links
 
-FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT = map(float, range(1, 9))
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN = map(float, range(1, 10))
 NAMES = {
     FORWARD: "a forward call",
     BACKWARD: "a backward pass",
@@ -34,6 +34,7 @@ NAMES = {
     AGREE: "tz.agree",
     STATE: "net.state_dict()",
     WEIGHT: "a sum or norm of a cut weight",
+    PLAN: "net.change_plan()",
 }
 SUMS = 8
 NOTE = 4 + SUMS + 1
@@ -73,7 +74,7 @@ def digest(tensors: Sequence[Tensor]) -> tuple[Tensor, float]:
 
 def _weighted_sums(flat: Tensor) -> Tensor:
     """An element's weight is the product of two, by its column and row in lines of INNER."""
-    inner, outer = (_weights(count).to(flat) for count in (INNER, OUTER))
+    inner, outer = (_weights(count, flat.dtype, flat.device) for count in (INNER, OUTER))
     lines = F.pad(flat, (0, -flat.numel() % INNER)).view(-1, INNER) @ inner
     repeats = -(-lines.shape[0] // OUTER)
     lines = lines * outer.repeat(repeats, 1)[: lines.shape[0]]
@@ -81,10 +82,11 @@ def _weighted_sums(flat: Tensor) -> Tensor:
 
 
 @cache
-def _weights(count: int) -> Tensor:
+def _weights(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The same on every device: Python's generator does not depend on hardware."""
     draw = random.Random(count)
-    return torch.tensor([[draw.uniform(-1, 1) for _ in range(SUMS)] for _ in range(count)])
+    rows = [[draw.uniform(-1, 1) for _ in range(SUMS)] for _ in range(count)]
+    return torch.tensor(rows).to(device=device, dtype=dtype)
 
 
 NOTHING = torch.zeros(SUMS + 1, dtype=torch.float64)

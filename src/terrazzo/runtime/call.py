@@ -17,6 +17,7 @@ from terrazzo.graph.export import Export
 from terrazzo.records import Graph, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
+from terrazzo.runtime.arithmetic import full_float32
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
@@ -61,6 +62,7 @@ class Call:
             for name, leaf in named.items()
         }
         self.state = {name: get() for name, get in ready.state.items()}
+        self.torch_device = self._place()
         self.with_grad = torch.is_grad_enabled()
         wanted = {
             **{name: given.tensor for name, given in self.given.items()},
@@ -73,9 +75,29 @@ class Call:
         }
         self.run_state: Run | None = None
 
+    def _place(self) -> torch.device:
+        """Where this call computes: where its inputs and the model's tensors lie."""
+        values = self.ready.graph.values
+        lying: dict[torch.device, str] = {}
+        for name, given in self.given.items():
+            if given.tensor.dim():  # single numbers may come from anywhere, as in torch
+                lying.setdefault(given.tensor.device, f"the input {name!r}")
+        with torch._C.DisableTorchFunctionSubclass():
+            for name, tensor in self.state.items():
+                if tensor.dim() and values[name].kind != "constant":
+                    lying.setdefault(tensor.device, values[name].target)
+        if len(lying) > 1:
+            text = (
+                f"{' and '.join(f'{what} is on {device}' for device, what in lying.items())}, on "
+                f"device {self.links.device}: move the model before tz.parallelize, and what it is "
+                "given with .to()"
+            )
+            self.links.abort(text)  # the others cannot know
+            raise UsageError(text)
+        return next(iter(lying), torch.device("cpu"))
+
     def _run(self) -> Run:
-        first = next((g.tensor for g in self.given.values()), None)
-        device = torch.device("cpu") if first is None else first.device
+        device = self.torch_device
         return Run(
             program=self.machine.program,
             links=self.links,
@@ -90,6 +112,9 @@ class Call:
 
     def _held(self) -> dict[str, Tensor]:
         held = {name: plain(tensor) for name, tensor in self.state.items()}
+        for name, value in self.ready.graph.values.items():
+            if value.kind == "constant" and name in held:  # shipped by another kind of device
+                held[name] = held[name].to(self.torch_device)
         for name, given in self.given.items():
             held[name] = given.tensor.detach()
         return held
@@ -110,7 +135,7 @@ class Call:
     def forward(self) -> tuple[Tensor, ...]:
         """Runs the program, then lets the new buffers be seen."""
         run = self._run()
-        with torch.no_grad():
+        with torch.no_grad(), full_float32(self.torch_device):
             values = self.machine.forward(run, self._held())
             names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
             outputs = tuple(values[name] for name in names)
@@ -120,7 +145,9 @@ class Call:
                 raise self.machine.find_nan(self._run(), self._held())
             for target, name in self.ready.graph.mutations.items():
                 self.ready.changing[target]().copy_(values[name])
-        if not run.carriers:
+        if run.carriers:
+            self.net._begun.add(self)
+        else:
             run.held.clear()
         self.run_state = run
         return outputs
@@ -143,7 +170,7 @@ class Call:
             if grad is not None:
                 known[name] = known[name] + grad if name in known else grad
         self._open_backward(known)
-        with torch.no_grad():
+        with torch.no_grad(), full_float32(self.torch_device):
             found = self.machine.backward(run, known)
         self._commit(found)
         if recorder is not None:
@@ -161,8 +188,10 @@ class Call:
 
     def _commit(self, found: Mapping[str, Tensor]) -> None:
         bad = ""
-        if self.net._nan == "raise":
-            bad = next((name for name, grad in found.items() if bool(grad.sum().isnan())), "")
+        if self.net._nan == "raise" and found:
+            # One look at all of them: a GPU is waited for at each.
+            bads = torch.stack([grad.sum().isnan() for grad in found.values()]).tolist()
+            bad = next((name for name, is_bad in zip(found, bads, strict=True) if is_bad), "")
         note = Note(COMMIT, self.net.commits, "", NOTHING, flag=float(bool(bad)))
         self.links.where = "the agreement after a backward pass"
         flags = compare(self.links, note, explain=f"end of backward of call {self.number}")

@@ -45,6 +45,12 @@ class Home:
     def part(self, whole: Tensor) -> Tensor:
         return whole[self.box.slices()].clone()
 
+    def marked(self, part: Tensor) -> Tensor:
+        """Something with the shape of this part, with the manners of a cut weight."""
+        found = part.as_subclass(CutTensor)
+        found.home = self
+        return found
+
     def gather(self, part: Tensor) -> Tensor:
         """The whole weight, on every device."""
         whole = torch.empty(self.shape, dtype=part.dtype, device=part.device)
@@ -111,12 +117,38 @@ class CutParameter(CutTensor, nn.Parameter):
     """A parameter of which this device holds one box."""
 
 
+def taken(parameter: nn.Parameter) -> Tensor | None:
+    """The gradient of a parameter, without the manners of a cut one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return parameter.grad
+
+
+def settle(
+    parameter: nn.Parameter, part: Tensor, home: Home | None, *, grad: Tensor | None = None
+) -> None:
+    """Makes a parameter hold a part of its weight, or all of it where it has no home.
+
+    The object stays, for optimisers that hold it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        parameter.grad = None
+        # A graph that is still alive has an accumulator for gradients of the old shape, and torch
+        # would use it again. It forgets it when the dtype changes.
+        other = torch.float32 if part.dtype == torch.float64 else torch.float64
+        parameter.data = torch.empty(0, dtype=other, device=part.device)
+        parameter.data = part
+        parameter.grad = grad
+    if home is not None:
+        parameter.__class__ = CutParameter
+        parameter.home = home  # type: ignore[attr-defined]
+    elif isinstance(parameter, CutParameter):
+        del parameter.home
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
 def cut(parameter: nn.Parameter, home: Home) -> None:
-    """Makes a whole parameter a cut one: the object stays, for optimisers that hold it."""
-    parameter.data = home.part(parameter.data)
-    parameter.grad = None
-    parameter.__class__ = CutParameter
-    parameter.home = home  # type: ignore[attr-defined]
+    """Makes a whole parameter a cut one."""
+    settle(parameter, home.part(parameter.data), home)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -150,9 +182,9 @@ def _attribute(function: Any, args: Any, home: Home) -> Any:
 
 
 _ALIKE = frozenset(
-    "detach detach_ clone to cpu float double half bfloat16 type requires_grad_ zero_ copy_ fill_ "
-    "contiguous size dim numel nelement element_size is_floating_point is_complex stride data_ptr "
-    "untyped_storage storage_offset is_contiguous register_hook retain_grad "
+    "detach detach_ clone to cpu cuda float double half bfloat16 type requires_grad_ zero_ copy_ "
+    "fill_ contiguous size dim numel nelement element_size is_floating_point is_complex stride "
+    "data_ptr untyped_storage storage_offset is_contiguous register_hook retain_grad "
     "register_post_accumulate_grad_hook __hash__ __len__ __bool__ backward get_device is_signed "
     "as_subclass _is_view has_names is_inference is_same_size view_as dequantize "
     "__torch_function__".split()
@@ -239,7 +271,8 @@ def _foreach_norm(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[T
 def _any(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
     (x,) = args
     with torch._C.DisableTorchFunctionSubclass():
-        return torch.tensor(any(x.home.everywhere(float(bool(x.any())), "any element")))
+        found = any(x.home.everywhere(float(bool(x.any())), "any element"))
+        return torch.tensor(found, device=x.device)
 
 
 _REDUCTIONS: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {

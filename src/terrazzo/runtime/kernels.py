@@ -51,6 +51,19 @@ def aten(op: str) -> Callable[..., Any]:
     return call
 
 
+@cache
+def device_argument(op: str) -> int | None:
+    """Where an operator that makes a tensor of nothing takes its device; None for all others."""
+    space, name, *overload = op.split(".")
+    if not overload:
+        return None  # one of ours
+    target = getattr(getattr(getattr(torch.ops, space), name), overload[0])
+    arguments = target._schema.arguments
+    if any("Tensor" in str(argument.type) for argument in arguments):
+        return None
+    return next((i for i, argument in enumerate(arguments) if argument.name == "device"), None)
+
+
 # ---- box forms ------------------------------------------------------------------------------
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from terrazzo.errors import RunError, TerrazzoError, UsageError
@@ -25,6 +27,7 @@ from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.call import Call, Ready
+from terrazzo.runtime.change import change_plan
 from terrazzo.runtime.cut import Home
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
@@ -33,7 +36,14 @@ from terrazzo.runtime.shipping import export_together
 from terrazzo.runtime.weights import Weights
 from terrazzo.schedule import Program, lower
 
-PlanFor = Callable[[Graph], Plan]
+
+class Plans(Protocol):
+    """Where a net gets its plans."""
+
+    def __call__(self, graph: Graph) -> Plan: ...
+
+    def adopt(self, graph: Graph, plan: Plan) -> None:
+        """From now on this plan; for other graphs of the model one like it."""
 
 
 class Net(nn.Module):
@@ -43,7 +53,7 @@ class Net(nn.Module):
         self,
         model: nn.Module,
         links: Links,
-        plan_for: PlanFor,
+        plans: Plans,
         *,
         seed: int,
         nan: str,
@@ -51,8 +61,9 @@ class Net(nn.Module):
     ) -> None:
         super().__init__()
         self.__dict__.update(
-            _model=model, _links=links, _plan_for=plan_for, _ready={}, _nan=nan,
+            _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
+            _begun=weakref.WeakSet(),
         )  # fmt: skip
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
@@ -153,6 +164,15 @@ class Net(nn.Module):
         self.realigned += changed
         return changed
 
+    def change_plan(self, plan: Plan, *optimizers: Optimizer) -> None:
+        """Goes on by another plan; all devices call this with the same plan, between two steps.
+
+        Cut weights move to where the plan wants them, with their gradients and with all that these
+        optimisers keep for them. The parameters stay the same objects, the numbers the same bits.
+        """
+        with self._careful():
+            change_plan(self, plan, optimizers)
+
     # ---- getting ready ------------------------------------------------------------------
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Ready:
@@ -167,20 +187,24 @@ class Net(nn.Module):
         key = (inputs, modules)  # a layer put in place of another counts too
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
-            ready = self._make_ready(leaves, tree)
+            if key not in self._exports:
+                self._exports[key] = self._exported(leaves, tree)
+            graph = self._exports[key].graph
+            ready = self._make_ready(self._exports[key], self._lowered(graph, self._plans(graph)))
         self._ready[key] = ready  # the latest is last
         if not self._example:
             self.__dict__["_example"] = (leaves, tree)
         return ready
 
-    def _make_ready(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Ready:
+    def _exported(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Export:
         same = Note(FORWARD, self.calls, fingerprint(self._key(leaves, tree)), NOTHING)
         compare(self._links, same, explain=f"preparing for {_story(leaves, self)}")
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
         with self._weights.shown_whole():
-            exported = export_together(self._model, self._links, args=args, kwargs=kwargs)
-        program = self._lowered(exported.graph)
+            return export_together(self._model, self._links, args=args, kwargs=kwargs)
+
+    def _make_ready(self, exported: Export, program: Program) -> Ready:
         subject = fingerprint(program.plan.to_json())
         note = Note(FORWARD, self.calls, subject, NOTHING)
         compare(self._links, note, explain=f"plan {subject} for graph {exported.graph.digest}")
@@ -191,10 +215,13 @@ class Net(nn.Module):
         machine = Machine(program, self._links)
         return Ready(exported, machine, tree_out, self._state(exported), changing)
 
-    def _lowered(self, graph: Graph) -> Program:
-        """The first graph decides where weights live; later ones take them from there."""
-        plan, weights = self._plan_for(graph), self._weights
-        if weights.homes is not None:
+    def _lowered(self, graph: Graph, plan: Plan, *, anew: bool = False) -> Program:
+        """The first graph decides where weights live; later ones take them from there.
+
+        ``anew``: this one decides again.
+        """
+        weights = self._weights
+        if weights.homes is not None and not anew:
             return lower(graph, plan, weights.kept)
         program = lower(graph, plan)
         wanted = weights.wanted(program)
@@ -233,7 +260,8 @@ class Net(nn.Module):
             raise UsageError(f"this net takes {len(places)} tensors, {len(shapes)} were fed")
         examples = list(leaves)
         for place, shape in zip(places, shapes, strict=False):
-            examples[place] = torch.zeros(shape, dtype=leaves[place].dtype)
+            like = leaves[place]
+            examples[place] = torch.zeros(shape, dtype=like.dtype, device=like.device)
         args, kwargs = pytree.tree_unflatten(examples, tree)
         ready = self.prepare(args, kwargs)
         given, inputs = ready.machine.program.given, ready.graph.inputs
@@ -263,8 +291,7 @@ class Net(nn.Module):
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
         trained = [p.requires_grad for p in self._model.parameters()]
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-        cast = torch.is_autocast_enabled("cpu") and str(torch.get_autocast_dtype("cpu"))
-        context = (torch.is_grad_enabled(), cast, self.seed)
+        context = (torch.is_grad_enabled(), _autocast(leaves), self.seed)
         subject = fingerprint(key, trained, followed, context)
         whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         fed = any(isinstance(leaf, Part) for leaf in leaves)
@@ -310,6 +337,13 @@ def _settings(layer: str, module: nn.Module) -> tuple[object, ...]:
     return type(module).__name__, plain
 
 
+def _autocast(leaves: Sequence[Any]) -> str:
+    """What autocast does to this call, if anything: on a GPU it is not what it is on a CPU."""
+    placed = (leaf.device.type for leaf in leaves if isinstance(leaf, (Tensor, Part)))
+    kind = next(placed, "cpu")
+    return f"{kind} {torch.get_autocast_dtype(kind)}" if torch.is_autocast_enabled(kind) else "none"
+
+
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
@@ -330,6 +364,7 @@ def _story(leaves: Sequence[Any], net: Net) -> str:
     trained = sum(p.requires_grad for p in parameters)
     return (
         f"forward in {'train' if net.training else 'eval'} mode, inputs {', '.join(shapes)}, "
-        f"gradients {'on' if torch.is_grad_enabled() else 'off'}, {trained} of "
+        f"gradients {'on' if torch.is_grad_enabled() else 'off'}, autocast {_autocast(leaves)}, "
+        f"{trained} of "
         f"{len(parameters)} parameters trained, seed {net.seed}"
     )

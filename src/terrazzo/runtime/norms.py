@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from terrazzo.graph.rules.norms import BATCH, rows_of
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.staging import to_host
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
@@ -49,6 +50,9 @@ def part_moments(rows: Tensor) -> Tensor:
     """
     rows = rows.to(precise(rows.dtype))
     count, channels = rows.numel() // rows.shape[1], rows.shape[1]
+    if rows.is_cuda:
+        variance, mean = torch.var_mean(rows, (0, 2, 3), correction=0)
+        return torch.stack([mean, variance * count])
     mean = rows.sum((0, 2, 3)) / count
     squares = torch.empty_like(mean)
     step = max(1, CHUNK // max(count, 1))
@@ -62,13 +66,15 @@ def part_moments(rows: Tensor) -> Tensor:
 
 
 def merge(part: Tensor, links: Links, counts: Tensor) -> Tensor:
-    """Mean and variance of everything from everybody's part, ``counts`` by device and pair."""
-    parts = links.gather(part).double()
-    weights = counts.to(part.device)
-    total = weights.sum(0)
-    mean = (parts[:, 0] * weights).sum(0) / total
-    m2 = (parts[:, 1] + weights * (parts[:, 0] - mean) ** 2).sum(0)
-    return torch.stack([mean, m2 / total]).to(part.dtype)
+    """Mean and variance of everything from everybody's part, ``counts`` by device and pair.
+
+    It is worked out on the host: numbers that all devices must hold alike, and too few for a GPU.
+    """
+    parts = links.gather(to_host(part)).double()
+    total = counts.sum(0)
+    mean = (parts[:, 0] * counts).sum(0) / total
+    m2 = (parts[:, 1] + counts * (parts[:, 0] - mean) ** 2).sum(0)
+    return torch.stack([mean, m2 / total]).to(part)
 
 
 class Normalize(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import Tensor
 from terrazzo.geometry import Box, Span
 from terrazzo.graph.rules import Local
 from terrazzo.records import Argument, Dtype, Ref
-from terrazzo.runtime.kernels import DRAWS, Site, kernel
+from terrazzo.runtime.kernels import DRAWS, Site, device_argument, kernel
 from terrazzo.runtime.norms import NORMS
 
 Draw = Callable[[tuple[int, ...], Box], Site]
@@ -46,6 +46,7 @@ class Operator:
         self.keeps = tuple(high if low == 0 else -1 for low, high in crop or ())
         self.shape, self.box = shape, box or Box.whole(shape)
         self.draws = op in DRAWS
+        self.device_at = device_argument(op)
         self.call: Callable[..., Any] = _function(op)
 
     def overwrite(self) -> None:
@@ -66,6 +67,8 @@ class Operator:
     def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
         args = _filled(self.args, iter(self.ready(tensors)))
         site = (draw(self.shape, self.box),) if self.draws else ()
+        if self.device_at is not None:  # a graph does not say where: it serves CPU and GPU
+            args[self.device_at] = draw(self.shape, self.box).device
         return self.cropped(self.call(*site, *args))
 
     def cropped(self, result: Any) -> Any:

@@ -70,6 +70,12 @@ class Part:
     def to(self, *args: Any, **kwargs: Any) -> Part:
         return self._with(self.tensor.to(*args, **kwargs))
 
+    def cpu(self) -> Part:
+        return self._with(self.tensor.cpu())
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Part:
+        return self._with(self.tensor.cuda(*args, **kwargs))
+
     def type(self, dtype: torch.dtype) -> Part:
         return self._with(self.tensor.to(dtype))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from terrazzo.runtime.agreement import NOTHING, STATE, Note, compare
 from terrazzo.runtime.cut import Home, cut, plain
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.relocation import Relocation
 from terrazzo.schedule import Program
 from terrazzo.schedule.tiling import Boxes
 
@@ -49,6 +51,11 @@ class Weights:
             home = Home(name, parameter.shape, where, self.links)
             self.homes[name] = home
             cut(parameter, home)
+
+    def relocation(self, boxes: Mapping[str, Boxes], optimizers: Sequence[Optimizer]) -> Relocation:
+        """The way from where cut parameters live to these boxes; refused where there is none."""
+        homes = self.homes or {}
+        return Relocation(self.model, self.links, homes=homes, wanted=boxes, optimizers=optimizers)
 
     @contextlib.contextmanager
     def shown_whole(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ class MomentsStep:
         pairs = step.reduction.shape[1]
         self.counts = _counts(step, pairs)
         """By device and pair of statistics: over how many elements."""
+        self._totals: Tensor | None = None
         self.place = step.places[device].slices()[1]
         array, local = program.arrays[step.inputs[0]], step.parts[device]
         assert array.boxes is not None
@@ -66,10 +67,17 @@ class MomentsStep:
         if self.own is None:
             return
         grad, moments = grad[:, self.place], moments[:, self.place]
-        total = self.counts.sum(0)[self.place].to(grad)
+        total = self._total(grad)
         slope = 2.0 * grad[1] / total
         level = grad[0] / total - slope * moments[0]
         self._add(run, x, level.to(x.dtype), slope.to(x.dtype))
+
+    def _total(self, like: Tensor) -> Tensor:
+        """Over how many elements in all; kept, because a copy to a GPU waits for all its work."""
+        kept = self._totals
+        if kept is None or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self._totals = self.counts.sum(0)[self.place].to(like)
+        return kept
 
     def _add(self, run: Run, x: Tensor, level: Tensor, slope: Tensor) -> None:
         """Adds level + slope * x to the gradient of what was counted, in place if it is ours."""

@@ -35,7 +35,8 @@ class PassesStep:
                 tensors = {name: self._read(run, strip, name) for name in strip.reads}
                 result[strip.box.within(held).slices()] = self._compute(run, strip, tensors)
         run.held[self.step.target] = result
-        trim()
+        if run.torch_device.type == "cpu":
+            trim()
 
     @staticmethod
     def _read(run: Run, strip: _Strip, name: str) -> Tensor:
@@ -80,7 +81,8 @@ class PassesStep:
             run.add(name, total)
             if fresh and name in ours:
                 run.exclusive.add(name)
-        trim()
+        if run.torch_device.type == "cpu":
+            trim()
 
     def _strip_backward(self, run: Run, strip: _Strip, grad: Tensor) -> Mapping[str, Tensor]:
         """Computes one strip again, this time with autograd, and differentiates it."""

@@ -1,0 +1,74 @@
+"""Change: a net goes on by another plan, at the border between two steps.
+
+Whatever can be refused is refused by all devices before the first weight has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+
+from terrazzo.errors import PlanError, UsageError
+from terrazzo.graph.export import Export
+from terrazzo.records import Plan
+from terrazzo.records.graph import fingerprint
+from terrazzo.runtime.agreement import NOTHING, PLAN, Note, compare
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.net import Net
+
+
+def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
+    """Moves weights and what belongs to them, and makes the net ready for the plan."""
+    _agree(net, plan)
+    key, exported = _planned(net, plan)
+    weights = net._weights
+    program = net._lowered(exported.graph, plan, anew=True)
+    relocation = weights.relocation(weights.wanted(program), optimizers)
+    relocation.run()
+    weights.homes = relocation.homes
+    net._plans.adopt(exported.graph, plan)
+    net._ready.clear()
+    net._ready[key] = net._make_ready(exported, program)
+
+
+def unfinished(net: Net) -> list[int]:
+    """Calls that may still be asked for gradients, by number."""
+    return sorted(call.number for call in net._begun if call.run_state is not None)
+
+
+def _agree(net: Net, plan: Plan) -> None:
+    """The same plan on all devices, and no call of any of them on its way."""
+    open_calls, links = unfinished(net), net.links
+    subject = fingerprint(plan.to_json())
+    links.where = "the agreement before a change of plans"
+    layouts = ", ".join(dict.fromkeys(str(group.layout) for group in plan.groups))
+    note = Note(PLAN, net.calls, subject, NOTHING, flag=float(len(open_calls)))
+    flags = compare(links, note, explain=f"changing to plan {subject} ({layouts})")
+    if any(flags):
+        device = next(number for number, flag in enumerate(flags) if flag)
+        which = f"call {open_calls[0]}" if open_calls else "a call"
+        raise UsageError(
+            f"plans were to be changed while {which} of net waits for its backward pass (seen on "
+            f"device {device}): change them between steps, after loss.backward(); call net under "
+            "torch.no_grad() where no gradients are wanted"
+        )
+
+
+def _planned(net: Net, plan: Plan) -> tuple[object, Export]:
+    """The graph that a plan is for, among those that the net has met."""
+    if plan.devices != net.links.devices:
+        raise PlanError(
+            f"the plan is for {plan.devices} devices, {net.links.devices} are here: make one with "
+            f"tz.plan(model, (x,), devices={net.links.devices})"
+        )
+    for key, exported in net._exports.items():
+        if exported.graph.digest == plan.graph:
+            return key, exported
+    known = ", ".join(exported.graph.digest for exported in net._exports.values())
+    raise PlanError(
+        f"the plan was made for model {plan.graph}, this net has met {known}: make a plan for it "
+        "with tz.plan, in the same mode and with inputs of a size that it was called with"
+    )
