@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import terrazzo as tz
 from terrazzo.errors import Disagreement, PlanError, UsageError
-from terrazzo.runtime.cut import CutParameter, plain
+from terrazzo.runtime.cut import CutParameter, CutTensor, plain
 
 PLANS = {
     1: ["whole", "tiles:1x1", "whole"],
@@ -92,3 +92,140 @@ def test_training_goes_on_exactly(name: str, devices: int) -> None:
         assert far < 1e-10
         assert same and same_plan
         assert devices == 1 or (0 in cut and max(cut) >= 6), cut
+
+
+def same_bits(before: str, after: str) -> bool:
+    """What moved is what cutting the whole again would give, bit for bit, on every device."""
+    x = batch(0)
+    net = tz.parallelize(model(), (x,), layout=before, groups="each", seed=0)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for step in range(3):
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
+    names = {id(p): name for name, p in net.named_parameters()}
+    old, whole = net.homes, net.state_dict()
+    state = {
+        (names[id(p)], key): (old[names[id(p)]].gather(plain(t)) if names[id(p)] in old else t)
+        for p, table in optimizer.state.items()
+        for key, t in table.items()
+        if key != "step"
+    }
+    grads = {
+        name: old[name].gather(plain(p.grad)) if name in old else p.grad
+        for name, p in net.named_parameters()
+    }
+    net.change_plan(tz.plan(net, (x,), layout=after), optimizer)
+    for name, p in net.named_parameters():
+        where = net.homes[name].box.slices() if name in net.homes else ...
+        assert (type(p) is CutParameter) == (name in net.homes)
+        assert torch.equal(plain(p), whole[name][where]), name
+        assert torch.equal(plain(p.grad), grads[name][where]), name
+        for key in ("exp_avg", "exp_avg_sq"):
+            kept = optimizer.state[p][key]
+            assert type(kept) is (CutTensor if name in net.homes else Tensor)
+            assert torch.equal(plain(kept), state[name, key][where]), (name, key)
+        assert float(optimizer.state[p]["step"]) == 3
+    return len(net.homes) > 0
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_every_bit_arrives(devices: int) -> None:
+    layouts = PLANS[devices]
+    cut = [
+        set(run_on(devices, same_bits, before, after))
+        for before, after in zip(layouts, [*layouts[1:], layouts[0]], strict=True)
+    ]
+    assert {True} in cut and {False} in cut
+
+
+def sizes_and_modes() -> float:
+    """Graphs that were met before the change are met again after it, and new ones too."""
+    one, net = model(), tz.parallelize(model(), (batch(0),), layout="channels:3", seed=0)
+    far = []
+    for layout in ("tiles:3x1", "channels:1,1,2"):
+        for side in (12, 9):
+            for training in (True, False):
+                for each in (one, net):
+                    each.train(training)
+                outputs = [each(batch(side, side)).detach() for each in (one, net)]
+                far.append(float((outputs[0] - outputs[1]).norm() / outputs[0].norm()))
+        for each in (one, net):
+            each.train()
+        net.change_plan(tz.plan(net, (batch(0),), layout=layout))
+        x, _ = next(iter(tz.feed([(batch(7), torch.zeros(4))], net)))
+        outputs = [each(b).detach() for each, b in ((one, batch(7)), (net, x))]
+        far.append(float((outputs[0] - outputs[1]).norm() / outputs[0].norm()))
+    return max(far)
+
+
+def test_other_sizes_modes_and_fed_batches_follow() -> None:
+    assert max(run_on(3, sizes_and_modes)) < 1e-10
+
+
+def other_plans() -> list[str]:
+    """What is refused, by all devices, with the net as it was."""
+    device = torch.distributed.get_rank()
+    x = batch(0)
+    net = tz.parallelize(model(), (x,), layout="channels:2", seed=0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    tiles = tz.plan(net, (x,), layout="tiles:2x1")
+    stranger = tz.plan(nn.Conv2d(3, 4, 3).double(), (x,), layout="tiles:2x1")
+    three = tz.plan(net, (x,), devices=3, layout="tiles:3x1")
+    told = []
+
+    def refused(kind: type[Exception], plan: tz.Plan) -> None:
+        with pytest.raises(kind) as failure:
+            net.change_plan(plan, optimizer)
+        told.append(str(failure.value))
+        assert len(net.homes) >= 6
+
+    out = net(x)
+    refused(UsageError, tiles)
+    out.square().mean().backward()
+    optimizer.step()
+    refused(Disagreement, tiles if device else tz.plan(net, (x,), layout="samples:2"))
+    refused(PlanError, stranger)
+    refused(PlanError, three)
+    weight = net.get_parameter("0.weight")
+    kept = optimizer.state[weight].get("momentum_buffer")
+    optimizer.state[weight]["rows"] = torch.zeros(3)
+    refused(UsageError, tiles)
+    del optimizer.state[weight]["rows"]
+    if device:
+        del optimizer.state[weight]["momentum_buffer"]
+    refused(UsageError, tiles)
+    optimizer.state[weight]["momentum_buffer"] = kept
+    net.change_plan(tiles, optimizer)
+    net(x).square().mean().backward()
+    optimizer.step()
+    return told
+
+
+def test_what_cannot_be_changed_is_refused_by_all() -> None:
+    for told in run_on(2, other_plans):
+        waiting, differs, stranger, three, rows, lacks = told
+        assert "call 1 of net waits for its backward pass" in waiting
+        assert "changing to plan" in differs and "samples:2" in differs
+        assert "the plan was made for model" in stranger
+        assert "the plan is for 3 devices, 2 are here" in three
+        assert "tensor of shape [3] as 'rows' for 0.weight" in rows
+        assert "device 1 keeps gradient for 0.weight, device 0 gradient, momentum_buffer" in lacks
+
+
+def left_behind(foreach: bool) -> str:
+    x = batch(0)
+    net = tz.parallelize(model(), (x,), layout="channels:1,3", seed=0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=foreach)
+    net(x).square().mean().backward()
+    optimizer.step()
+    net.change_plan(tz.plan(net, (x,), layout="channels:3,1"))  # without its optimiser
+    net(x).square().mean().backward()
+    with pytest.raises((UsageError, RuntimeError)) as failure:
+        optimizer.step()
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_state_that_was_left_behind_is_found_out(foreach: bool) -> None:
+    for told in run_on(2, left_behind, foreach):
+        assert "name every optimiser in net.change_plan(plan, optimizer)" in told

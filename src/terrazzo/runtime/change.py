@@ -5,6 +5,7 @@ Whatever can be refused is refused by all devices before the first weight has mo
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
 
 def unfinished(net: Net) -> list[int]:
     """Calls that may still be asked for gradients, by number."""
+    if any(call.run_state is not None for call in net._begun):
+        gc.collect()  # those that nobody can ask any more
     return sorted(call.number for call in net._begun if call.run_state is not None)
 
 

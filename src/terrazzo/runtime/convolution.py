@@ -7,6 +7,7 @@ while messages are on their way.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +52,16 @@ class LateConvolution(torch.autograd.Function):
     ) -> Tensor:
         run, names, stride, padding, dilation, groups = how
         ctx.save_for_backward(x, weight)
-        ctx.run, ctx.names = run, names
+        # The run keeps this node: a node that kept the run would keep both for ever when nobody
+        # asks for gradients.
+        ctx.run, ctx.names = weakref.ref(run), names
         ctx.how = (stride, padding, dilation, False, (0, 0), groups)
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        run: Run = ctx.run
+        run: Run = ctx.run()
         names: tuple[str, ...] = ctx.names
         outputs = grad.shape[-3]
         arguments = (grad, x, weight, [outputs], *ctx.how)

@@ -7,7 +7,7 @@ means what it says. Anything else would need the elements that are elsewhere, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -97,7 +97,7 @@ class CutTensor(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
         if isinstance(result, (tuple, list)):
-            return type(result)(_kept(leaf, home) for leaf in result)
+            return type(result)(_each_kept(result, args[0], home))
         return _kept(result, home)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -170,6 +170,17 @@ def _kept(leaf: Any, home: Home) -> Any:
     return found
 
 
+def _each_kept(results: Sequence[Any], given: Any, home: Home) -> Iterator[Any]:
+    """Each of a list of results belongs where what it was made from does."""
+    if not isinstance(given, (tuple, list)) or len(given) != len(results):
+        given = [None] * len(results)
+    for result, source in zip(results, given, strict=True):
+        if isinstance(source, Tensor):
+            yield _kept(result, source.home) if isinstance(source, CutTensor) else result
+        else:
+            yield _kept(result, home)
+
+
 def _attribute(function: Any, args: Any, home: Home) -> Any:
     descriptor = getattr(function.__self__, "__name__", "")
     if descriptor in ("T", "mT", "H", "mH"):
@@ -208,17 +219,31 @@ def _is_elementwise(name: str) -> bool:
 def _check_shapes(name: str, args: Any, kwargs: Mapping[str, Any], home: Home) -> None:
     """A tensor of another shape would broadcast over a part as it would not over the whole."""
     if name.startswith(("_foreach_", "_fused_")):
-        return  # lists of many weights, each with its own
+        _check_lists(args)
+        return
     for leaf in _tensors(args, kwargs):
         other = leaf.home.name if isinstance(leaf, CutTensor) else None
         with torch._C.DisableTorchFunctionSubclass():
             shape, single = tuple(leaf.shape), leaf.numel() == 1
+        if isinstance(leaf, CutTensor) and other == home.name and leaf.home.boxes != home.boxes:
+            raise _left_behind(home)
         if single:
             continue
         if shape != home.box.shape or (other or home.name) != home.name:
             raise _refusal(
                 home, f"torch's {name} with {other or 'a tensor'} of shape {list(shape)}"
             )
+
+
+def _check_lists(args: Any) -> None:
+    """Lists of many weights: what stands at one place in them belongs to one weight."""
+    lists = [given for given in args if isinstance(given, (tuple, list))]
+    for given in lists[1:]:
+        for one, other in zip(lists[0], given, strict=False):
+            if isinstance(one, CutTensor) and isinstance(other, CutTensor):
+                same = one.home is other.home or one.home.boxes == other.home.boxes
+                if one.home.name == other.home.name and not same:
+                    raise _left_behind(one.home)
 
 
 # ---- over the whole weight --------------------------------------------------------------------
@@ -287,6 +312,13 @@ _REDUCTIONS: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
 
 def _story(home: Home) -> str:
     return f"the weight {home.name} is cut over the devices (here {home.box} of {list(home.shape)})"
+
+
+def _left_behind(home: Home) -> UsageError:
+    return UsageError(
+        f"{_story(home)} since plans were changed, but something that belongs to it was left where "
+        "it was before: name every optimiser in net.change_plan(plan, optimizer)"
+    )
 
 
 def _refusal(home: Home, what: str) -> UsageError:
