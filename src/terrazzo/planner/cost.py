@@ -102,8 +102,8 @@ class _Walk:
             for again in self.lives.rebuilt(index, self.live):
                 self._forward(steps[again])
             self._backward(steps[index])
-        clocks.enter(-1)
         self._catch_up()
+        clocks.enter(-1)
         for circle in list(self.buckets):
             self._close(circle)
         clocks.finish()

@@ -18,7 +18,9 @@ class Event:
 
     ``call`` counts the calls of net; ``phase`` is forward, backward or feed. ``bytes`` is the
     payload sent. A note carries measurements (memory, say) or what a script logged in ``values``
-    and has no length; what JSON has no word for (NaN, an infinity) comes back as NaN.
+    and has no length; what JSON has no word for (NaN, an infinity) comes back as NaN. A span says
+    there to which ``group`` of the plan it belongs, and of an exchange or a sum how many seconds
+    were the device's own work.
     """
 
     device: int
@@ -34,6 +36,19 @@ class Event:
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
+
+    @property
+    def group(self) -> int | None:
+        """The group of the plan that a span belongs to; None: to none."""
+        return next((int(value) for name, value in self.values if name == "group"), None)
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of a span in which the device worked by itself."""
+        if self.kind == "compute":
+            return self.seconds
+        told = next((value for name, value in self.values if name == "worked_s"), 0.0)
+        return min(told, self.seconds)
 
     def to_line(self) -> str:
         """One line of JSON."""
@@ -57,9 +72,15 @@ def line_start(device: int, call: int, phase: str) -> str:
     return f'[{device}, {call}, "{phase}", '
 
 
-def line(start: str, kind: str, name: str, begin_s: float, end_s: float, size: int) -> str:
-    """An event as JSON, put together by hand: thousands are written while devices train."""
-    return f'{start}"{kind}", {_quoted(name)}, {begin_s:.6f}, {end_s:.6f}, {size}]'
+def line(
+    start: str, kind: str, name: str, begin_s: float, end_s: float, size: int, told: str = ""
+) -> str:
+    """An event as JSON, put together by hand: thousands are written while devices train.
+
+    ``told`` are its values, as the inside of a JSON object.
+    """
+    rest = f", {{{told}}}" if told else ""
+    return f'{start}"{kind}", {_quoted(name)}, {begin_s:.6f}, {end_s:.6f}, {size}{rest}]'
 
 
 @cache

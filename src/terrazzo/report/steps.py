@@ -6,6 +6,8 @@ waiting, not work:
     device 0   compute ▕████████▏exchange ▕░░░░░░██▏
     device 1   compute ▕██████████████▏exchange ▕██▏
                                        last comes here
+
+What it computes while messages are on their way is work, too, and counted as computing.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ class Step:
         for spans in met.values():
             if len(spans) == self.devices:
                 last_s = max(span.begin_s for span in spans)
-                found |= {span: min(last_s - span.begin_s, span.seconds) for span in spans}
+                found |= {
+                    span: max(min(last_s - span.begin_s, span.seconds) - span.worked_s, 0.0)
+                    for span in spans
+                }
         return found
 
     def split(self, device: int) -> dict[str, float]:
@@ -81,8 +86,10 @@ class Step:
             return found
         for span in own:
             waited = self.waiting_s.get(span, 0.0)
-            found[span.kind] += span.seconds - waited
+            found["compute"] += span.worked_s
             found["waiting"] += waited
+            if span.kind != "compute":
+                found[span.kind] += span.seconds - span.worked_s - waited
         begin = min(span.begin_s for span in own)
         end = max(max(span.end_s for span in own), self.next_begin_s.get(device, 0.0))
         found["other"] = max(end - begin - sum(found.values()), 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +38,8 @@ class Counters:
 
     sent_bytes: int = 0
     summed_bytes: int = 0
+    away_s: float = 0.0
+    """Seconds of this device in messages and in waiting for them; the rest is its own work."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,6 +83,15 @@ class Links:
     ) -> None:
         """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
         self._check_whole()
+        with self._away():
+            self._exchange(sends, receives, meanwhile)
+
+    def _exchange(
+        self,
+        sends: Sequence[tuple[int, int, Tensor]],
+        receives: Sequence[tuple[int, int, Tensor]],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
         staging = Staging()
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
@@ -92,8 +104,7 @@ class Links:
             for peer, tag, tensor in leaving:
                 waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
                 self.counters.sent_bytes += tensor.numel() * tensor.element_size()
-            if meanwhile is not None:
-                meanwhile()
+            self._meanwhile(meanwhile)
             for peer, work in waiting:  # noqa: B007 - named if it fails
                 if work is not None:
                     work.wait()
@@ -121,8 +132,7 @@ class Links:
         parts = torch.empty_like(copies)
         with self._guard():
             work = dist.all_to_all_single(parts, copies, group=self._small, async_op=True)
-            if meanwhile is not None:
-                meanwhile()
+            self._meanwhile(meanwhile)
             work.wait()
         if counted:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
@@ -140,8 +150,7 @@ class Links:
             return tensor.copy_(self.gather(host, meanwhile=meanwhile).sum(0))
         with self._guard():
             work = dist.all_reduce(host, group=self._small, async_op=True)
-            if meanwhile is not None:
-                meanwhile()
+            self._meanwhile(meanwhile)
             work.wait()
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return from_host(tensor, host)
@@ -199,6 +208,22 @@ class Links:
             for row, size in zip(rows, sizes, strict=True)
         ]
 
+    @contextlib.contextmanager
+    def _away(self) -> Iterator[None]:
+        """Counts how long this device is busy with others."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.counters.away_s += time.perf_counter() - begin
+
+    def _meanwhile(self, work: Callable[[], None] | None) -> None:
+        """Does something else, which is work of its own although messages are on their way."""
+        if work is not None:
+            begin = time.perf_counter()
+            work()
+            self.counters.away_s -= time.perf_counter() - begin
+
     # ---- losing each other -------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -206,7 +231,8 @@ class Links:
         """Turns a broken connection into an error that names the device."""
         self._check_whole()
         try:
-            yield
+            with self._away():
+                yield
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

@@ -44,7 +44,7 @@ class Machine:
         self._lives = Lifetimes(program)
         self._drops = self._lives.forward_drops
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
-        self._labels = [_label(program, step) for step in program.steps]
+        self._labels = _labels(program)
 
     def _ready(self, index: int, step: Step) -> DeviceStep:
         program, device = self.program, self.links.device
@@ -85,15 +85,19 @@ class Machine:
         return self._dtypes[key]
 
     @contextlib.contextmanager
-    def _span(self, label: tuple[str, str]) -> Iterator[None]:
+    def _span(self, label: tuple[str, str, int]) -> Iterator[None]:
         """Records how long a step takes and what it sends, if anybody records."""
-        recorder = self.links.recorder
-        if recorder is None or not label[0]:
+        recorder, counters = self.links.recorder, self.links.counters
+        kind, name, group = label
+        if recorder is None or not kind:
             yield
             return
-        begin, sent = time.perf_counter(), self.links.counters.total_bytes
+        begin, sent, away_s = time.perf_counter(), counters.total_bytes, counters.away_s
         yield
-        recorder.span(*label, begin, self.links.counters.total_bytes - sent)
+        recorder.span(
+            kind, name, begin, sent_bytes=counters.total_bytes - sent, group=group,
+            away_s=counters.away_s - away_s,
+        )  # fmt: skip
 
     def forward(self, run: Run, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All steps in order; gives the values the caller asked for, by name."""
@@ -124,8 +128,9 @@ class Machine:
                 self.steps[index].backward(run)
             for name in self._lives.backward_drops[index]:
                 run.held.pop(name, None)
-        run.catch_up()
-        with self._span(("sum", "weight gradients")):
+        with self._span(("compute", "weight gradients", 0)):
+            run.catch_up()
+        with self._span(("sum", "weight gradients", -1)):
             for name, total in run.buckets.finish().items():
                 run.add(name, total)
         for name, part in run.input_parts.items():
@@ -178,6 +183,18 @@ class Machine:
 
 def _has_nan(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any())
+
+
+def _labels(program: Program) -> list[tuple[str, str, int]]:
+    """Kind, name and group of every step in the records.
+
+    A gradient is summed after the group that used the value, and counts for it.
+    """
+    found, group = [], len(program.plan.groups) - 1
+    for step in reversed(program.steps):
+        group = step.group if isinstance(step, (Compute, Passes, Combine, Exchange)) else group
+        found.append((*_label(program, step), group))
+    return found[::-1]
 
 
 def _label(program: Program, step: Step) -> tuple[str, str]:

@@ -66,12 +66,29 @@ class Recorder:
         self._memory()
         self.flush()
 
-    def span(self, kind: str, name: str, begin: float, sent_bytes: int = 0) -> None:
-        """A span that began at ``begin`` (of time.perf_counter) and ends now."""
+    def span(
+        self,
+        kind: str,
+        name: str,
+        begin: float,
+        *,
+        sent_bytes: int = 0,
+        group: int = -1,
+        away_s: float = 0.0,
+    ) -> None:
+        """A span that began at ``begin`` (of time.perf_counter) and ends now.
+
+        ``away_s`` of it went into messages and waiting for them.
+        """
         end, call, epoch = time.perf_counter(), self.call, self._epoch
         if call <= EVERY_CALL_UNTIL or call % THEN_ONE_IN == 0:
             start = line_start(self.device, call, self.phase)
-            self._lines.append(line(start, kind, name, begin + epoch, end + epoch, sent_bytes))
+            told = "" if group < 0 else f'"group": {group}'
+            if kind != "compute" and away_s:
+                told += f'{", " if told else ""}"worked_s": {max(end - begin - away_s, 0.0):.6f}'
+            self._lines.append(
+                line(start, kind, name, begin + epoch, end + epoch, sent_bytes, told)
+            )
 
     def note(self, name: str, **values: float) -> None:
         now = time.time()
