@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up
@@ -59,18 +60,19 @@ class Links:
         self.devices = 1 if self._alone else dist.get_world_size()
         if not self._alone:
             self._store: Store = dist.distributed_c10d._get_default_store()
-            limit = _timeout()
+            limit, everybody = _timeout(), tuple(range(self.devices))
             self.timeout_s = limit.total_seconds()
             self._sockets: frozenset[Connection] = frozenset()
             before = connections()
             with self._guard():
-                self._small = dist.new_group(timeout=limit)
-                self._bulk = dist.new_group(timeout=limit)
-            self._circles: dict[tuple[int, ...], dist.ProcessGroup] = {
-                tuple(range(self.devices)): self._bulk
-            }
+                self._small = self._group("small", everybody, limit)
+                self._bulk = self._group("bulk", everybody, limit)
+            self._circles: dict[tuple[int, ...], Group] = {everybody: self._bulk}
             self._sockets = connections() - before
             atexit.register(self.close)
+
+    def _group(self, name: str, members: Sequence[int], limit: timedelta) -> Group:
+        return Group(name, members, store=self._store, limit=limit)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -100,14 +102,13 @@ class Links:
         peer = self.device
         try:
             for peer, tag, tensor in arriving:
-                waiting.append((peer, dist.irecv(tensor, peer, group=self._small, tag=tag)))
+                waiting.append((peer, self._small.receive(tensor, peer, tag)))
             for peer, tag, tensor in leaving:
-                waiting.append((peer, dist.isend(tensor, peer, group=self._small, tag=tag)))
+                waiting.append((peer, self._small.send(tensor, peer, tag)))
                 self.counters.sent_bytes += tensor.numel() * tensor.element_size()
             self._meanwhile(meanwhile)
             for peer, work in waiting:  # noqa: B007 - named if it fails
-                if work is not None:
-                    work.wait()
+                work.wait()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -131,7 +132,7 @@ class Links:
         copies = to_host(tensor).expand(self.devices, *tensor.shape).contiguous()
         parts = torch.empty_like(copies)
         with self._guard():
-            work = dist.all_to_all_single(parts, copies, group=self._small, async_op=True)
+            work = self._small.swap(parts, copies)
             self._meanwhile(meanwhile)
             work.wait()
         if counted:
@@ -149,7 +150,7 @@ class Links:
         if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
             return tensor.copy_(self.gather(host, meanwhile=meanwhile).sum(0))
         with self._guard():
-            work = dist.all_reduce(host, group=self._small, async_op=True)
+            work = self._small.sum(host)
             self._meanwhile(meanwhile)
             work.wait()
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
@@ -160,19 +161,20 @@ class Links:
         group = self._bulk if circle is None else self._circles[circle]
         host = to_host(tensor)
         with self._guard():
-            work = dist.all_reduce(host, group=group, async_op=True)
+            work = group.sum(host)
         self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return Pending(self, work, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
         """Lets some devices sum among themselves; all devices name all circles, in one order."""
         for devices in circles:
-            if devices in self._circles or not 1 < len(devices) < self.devices:
+            if devices in self._circles or self.device not in devices or len(devices) < 2:
                 continue
             before = connections()
             with self._guard():
                 limit = timedelta(seconds=self.timeout_s)
-                self._circles[devices] = dist.new_group(list(devices), timeout=limit)
+                name = "-".join(map(str, devices))
+                self._circles[devices] = self._group(name, devices, limit)
             self._sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -181,7 +183,7 @@ class Links:
             data = tensor.view(-1).view(torch.uint8)
             host = to_host(data) if self.device == source else room(data)
             with self._guard():
-                dist.broadcast(host, source, group=self._small)
+                self._small.broadcast(host, source).wait()
             from_host(data, host)
         return tensor
 
@@ -316,8 +318,7 @@ def recorder() -> Recorder | None:
 
 def _timeout() -> timedelta:
     """The timeout that the default process group was made with."""
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    limit: timedelta = backend.options._timeout
+    limit: timedelta = default_backend().options._timeout
     return limit
 
 
@@ -326,12 +327,11 @@ class Pending:
     """A sum under way."""
 
     links: Links
-    work: dist.Work | None
+    work: dist.Work
     tensor: Tensor
     host: Tensor
 
     def wait(self) -> Tensor:
-        if self.work is not None:
-            with self.links._guard():
-                self.work.wait()
+        with self.links._guard():
+            self.work.wait()
         return from_host(self.tensor, self.host)

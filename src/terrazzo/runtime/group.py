@@ -1,0 +1,58 @@
+"""Group: devices with connections of their own, over gloo.
+
+A gloo transport has a thread that wakes up a hundred times a second, message or not. On a device
+with a tenth of a fast core that is more than one percent of all it can do, for each transport. So
+all groups share the one of the default process group, and call gloo without the layers of
+torch.distributed in between, which take longer than a small message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+def default_backend() -> Any:
+    """The gloo backend of the default process group."""
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+class Group:
+    """``members`` by their numbers among all devices; each of them makes the group at one time."""
+
+    def __init__(self, name: str, members: Sequence[int], *, store: Store, limit: timedelta):
+        default = default_backend()
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = default.options._devices
+        options._timeout = limit
+        prefixed = dist.PrefixStore(f"terrazzo/{name}", store)
+        own = list(members).index(default.rank())
+        self._gloo: Any = dist.ProcessGroupGloo(prefixed, own, len(members), options)  # type: ignore[arg-type]
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Any:
+        """Starts sending to a member, by its place in the group."""
+        return self._gloo.send([tensor], peer, tag)
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Any:
+        return self._gloo.recv([tensor], peer, tag)
+
+    def sum(self, tensor: Tensor) -> Any:
+        """Starts summing over all members, in place."""
+        return self._gloo.allreduce([tensor])
+
+    def swap(self, received: Tensor, sent: Tensor) -> Any:
+        """Starts sending row i to member i, and receiving row i from it."""
+        return self._gloo.alltoall_base(received, sent, [], [])
+
+    def broadcast(self, tensor: Tensor, source: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return self._gloo.broadcast([tensor], options)
