@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -92,7 +92,7 @@ def _weights(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 NOTHING = torch.zeros(SUMS + 1, dtype=torch.float64)
 
 
-def compare(links: Links, note: Note, *, explain: str) -> list[float]:
+def compare(links: Links, note: Note, *, explain: str | Callable[[], str]) -> list[float]:
     """Compares notes; gives everybody's flags. ``explain`` is this device's side of the story."""
     if links.devices == 1:
         return [note.flag]
@@ -102,14 +102,13 @@ def compare(links: Links, note: Note, *, explain: str) -> list[float]:
     rows = links.gather(torch.cat([row, note.digest]), counted=False)
     if links.recorder is not None:
         links.recorder.span("agree", NAMES[note.kind], begin)
-    kinds, calls, subjects = rows[:, 0], rows[:, 1], rows[:, 2]
-    same = bool((kinds == kinds[0]).all() and (calls == calls[0]).all())
-    if not same or not bool((subjects == subjects[0]).all()):
+    notes: list[list[float]] = rows.tolist()
+    if any(other[:3] != notes[0][:3] for other in notes):
         raise _disagreement(links, explain, _who_differs(rows[:, :3]))
-    if not _close(rows[:, 4:], note.tolerance):
+    alike = all(other[4:] == notes[0][4:] for other in notes)
+    if not alike and not _close(rows[:, 4:], note.tolerance):
         raise _disagreement(links, explain, _what_differs(note.kind))
-    flags: list[float] = rows[:, 3].tolist()
-    return flags
+    return [other[3] for other in notes]
 
 
 def _close(digests: Tensor, tolerance: float) -> bool:
@@ -149,8 +148,8 @@ def _what_differs(kind: float) -> str:
     )
 
 
-def _disagreement(links: Links, explain: str, what: str) -> Disagreement:
-    stories = links.gather_text(explain)
+def _disagreement(links: Links, explain: str | Callable[[], str], what: str) -> Disagreement:
+    stories = links.gather_text(explain if isinstance(explain, str) else explain())
     if len(set(stories)) == 1:
         told = f"all say: {stories[0]}"
     else:

@@ -18,7 +18,6 @@ from terrazzo.records import Graph, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
 from terrazzo.runtime.arithmetic import full_float32
-from terrazzo.runtime.cut import plain
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
@@ -68,11 +67,12 @@ class Call:
             **{name: given.tensor for name, given in self.given.items()},
             **{n: t for n, t in self.state.items() if graph.values[n].kind == "parameter"},
         }
-        self.leaves = {
-            name: tensor
-            for name, tensor in wanted.items()
-            if self.with_grad and tensor.requires_grad
-        }
+        with torch._C.DisableTorchFunctionSubclass():  # asking a cut weight its way takes longer
+            self.leaves = {
+                name: tensor
+                for name, tensor in wanted.items()
+                if self.with_grad and tensor.requires_grad
+            }
         self.run_state: Run | None = None
 
     def _place(self) -> torch.device:
@@ -111,7 +111,8 @@ class Call:
         )
 
     def _held(self) -> dict[str, Tensor]:
-        held = {name: plain(tensor) for name, tensor in self.state.items()}
+        with torch._C.DisableTorchFunctionSubclass():
+            held = {name: tensor.detach() for name, tensor in self.state.items()}
         for name, value in self.ready.graph.values.items():
             if value.kind == "constant" and name in held:  # shipped by another kind of device
                 held[name] = held[name].to(self.torch_device)
@@ -187,11 +188,7 @@ class Call:
         compare(self.links, note, explain=story)
 
     def _commit(self, found: Mapping[str, Tensor]) -> None:
-        bad = ""
-        if self.net._nan == "raise" and found:
-            # One look at all of them: a GPU is waited for at each.
-            bads = torch.stack([grad.sum().isnan() for grad in found.values()]).tolist()
-            bad = next((name for name, is_bad in zip(found, bads, strict=True) if is_bad), "")
+        bad = _first_nan(found) if self.net._nan == "raise" else ""
         note = Note(COMMIT, self.net.commits, "", NOTHING, flag=float(bool(bad)))
         self.links.where = "the agreement after a backward pass"
         flags = compare(self.links, note, explain=f"end of backward of call {self.number}")
@@ -235,6 +232,15 @@ class Node(torch.autograd.Function):
 
 def _autocast(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def _first_nan(grads: Mapping[str, Tensor]) -> str:
+    """The name of the first gradient with NaN in it; all are looked at with one answer."""
+    if not grads:
+        return ""
+    sums = torch.stack([grad.sum().double().cpu() for grad in grads.values()])
+    found = sums.isnan().nonzero()
+    return list(grads)[int(found[0])] if found.numel() else ""
 
 
 def _refuse_hooks() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -30,12 +31,13 @@ class Group:
 
     def __init__(self, name: str, members: Sequence[int], *, store: Store, limit: timedelta):
         default = default_backend()
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # its options are in no stub
+        options = gloo._Options()
         options._devices = default.options._devices
         options._timeout = limit
-        prefixed = dist.PrefixStore(f"terrazzo/{name}", store)
+        prefixed = PrefixStore(f"terrazzo/{name}", store)
         own = list(members).index(default.rank())
-        self._gloo: Any = dist.ProcessGroupGloo(prefixed, own, len(members), options)  # type: ignore[arg-type]
+        self._gloo: Any = gloo(prefixed, own, len(members), options)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Any:
         """Starts sending to a member, by its place in the group."""

@@ -39,6 +39,7 @@ class Machine:
         self.program, self.links = program, links
         links.form_circles(circle for boxes in program.homes.values() for circle in sharers(boxes))
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
+        self._live: dict[tuple[frozenset[str], frozenset[str]], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
         self._limits = bucket_bytes(program)
         self._lives = Lifetimes(program)
@@ -76,6 +77,13 @@ class Machine:
             self._carriers[leaves] = differentiable(self.program, known)
         return self._carriers[leaves]
 
+    def _reached(self, carriers: frozenset[str], outputs: frozenset[str]) -> frozenset[str]:
+        """The arrays that gradients of these outputs flow through."""
+        key = (carriers, outputs)
+        if key not in self._live:
+            self._live[key] = reached(self.program, carriers, outputs)
+        return self._live[key]
+
     def dtypes(self, device: torch.device) -> Mapping[str, torch.dtype]:
         """The dtype of every value in the running context: autocast is not in the graph."""
         kind = device.type
@@ -104,8 +112,11 @@ class Machine:
         run.held.update(leaves)
         lean = bool(run.carriers)
         for index, (step, label) in enumerate(zip(self.steps, self._labels, strict=True)):
-            with self._span(label):
+            if self.links.recorder is None:
                 step.forward(run)
+            else:
+                with self._span(label):
+                    step.forward(run)
             for name in self._drops[index] if lean else self._lives.last_drops[index]:
                 run.held.pop(name, None)
         run.versions = {n: run.held[n]._version for n in self._lives.kept if n in run.held}
@@ -115,7 +126,7 @@ class Machine:
         """All steps in reverse; gives the complete gradients of the leaves, by name."""
         self._check_unchanged(run)
         arrays = {value: self.program.outputs[value] for value in grads}
-        run.live = reached(self.program, run.carriers, frozenset(arrays.values()))
+        run.live = self._reached(run.carriers, frozenset(arrays.values()))
         run.buckets = Buckets(self.links, self._limits)
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
@@ -124,8 +135,11 @@ class Machine:
             for again in self._lives.rebuilt(index, run.live):
                 with self._span(self._labels[again]), run.precision():
                     self.steps[again].forward(run)
-            with self._span(self._labels[index]):
+            if self.links.recorder is None:
                 self.steps[index].backward(run)
+            else:
+                with self._span(self._labels[index]):
+                    self.steps[index].backward(run)
             for name in self._lives.backward_drops[index]:
                 run.held.pop(name, None)
         with self._span(("compute", "weight gradients", 0)):
@@ -135,8 +149,7 @@ class Machine:
                 run.add(name, total)
         for name, part in run.input_parts.items():
             run.add(name, self.links.sum(part))
-        leaves = {name for name in run.live if self._is_leaf(name)}
-        found = {name: run.grads[name] for name in leaves if name in run.grads}
+        found = {n: grad for n, grad in run.grads.items() if n in run.live and self._is_leaf(n)}
         run.held.clear()
         run.saved.clear()
         run.grads.clear()

@@ -29,6 +29,7 @@ from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.call import Call, Ready
 from terrazzo.runtime.change import change_plan
 from terrazzo.runtime.cut import Home
+from terrazzo.runtime.inventory import Inventory
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
@@ -63,7 +64,7 @@ class Net(nn.Module):
         self.__dict__.update(
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
-            _begun=weakref.WeakSet(),
+            _begun=weakref.WeakSet(), _known=None,
         )  # fmt: skip
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
@@ -183,8 +184,7 @@ class Net(nn.Module):
     def _prepared(
         self, leaves: Sequence[Any], tree: pytree.TreeSpec, inputs: tuple[object, ...]
     ) -> Ready:
-        modules = tuple(id(module) for module in self._model.modules())
-        key = (inputs, modules)  # a layer put in place of another counts too
+        key = (inputs, self._inventory().modules)
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
             if key not in self._exports:
@@ -198,7 +198,7 @@ class Net(nn.Module):
 
     def _exported(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Export:
         same = Note(FORWARD, self.calls, fingerprint(self._key(leaves, tree)), NOTHING)
-        compare(self._links, same, explain=f"preparing for {_story(leaves, self)}")
+        compare(self._links, same, explain=lambda: f"preparing for {_story(leaves, self)}")
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
         with self._weights.shown_whole():
@@ -248,9 +248,14 @@ class Net(nn.Module):
             (tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, (Tensor, Part)) else leaf
             for leaf in leaves
         )
-        precision = tuple({str(p.dtype): None for p in self._model.parameters()})
-        settings = tuple(_settings(*named) for named in self._model.named_modules())
-        return described, str(tree), settings, precision
+        return described, str(tree), self._inventory().digest
+
+    def _inventory(self) -> Inventory:
+        """The model as it is now."""
+        known: Inventory | None = self._known
+        if known is None or not known.holds():
+            known = self.__dict__["_known"] = Inventory(self._model)
+        return known
 
     def boxes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Box, ...]]:
         """For inputs of these shapes (of the precision of the example), what each device needs."""
@@ -289,7 +294,7 @@ class Net(nn.Module):
             return
         if self._align_every and self.training and self.calls % self._align_every == 0:
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
-        trained = [p.requires_grad for p in self._model.parameters()]
+        trained = self._inventory().trained
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         context = (torch.is_grad_enabled(), _autocast(leaves), self.seed)
         subject = fingerprint(key, trained, followed, context)
@@ -298,7 +303,7 @@ class Net(nn.Module):
         sums, tolerance = digest([] if fed else whole)
         note = Note(FORWARD, self.calls, subject, sums, tolerance=tolerance)
         links.where = "the agreement before a forward call"
-        compare(links, note, explain=f"call {self.calls}: {_story(leaves, self)}")
+        compare(links, note, explain=lambda: f"call {self.calls}: {_story(leaves, self)}")
 
     @contextlib.contextmanager
     def _careful(self) -> Iterator[None]:
@@ -314,27 +319,6 @@ class Net(nn.Module):
                     stay=not isinstance(error, KeyboardInterrupt),  # who is stopped, all are
                 )
             raise
-
-
-PLAIN = (bool, int, float, str, tuple, type(None))
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _settings(layer: str, module: nn.Module) -> tuple[object, ...]:
-    """The plain attributes of a layer: a graph is made for their values."""
-    attributes = vars(module)
-    for hooks in HOOKS:
-        if attributes.get(hooks):
-            raise UsageError(
-                f"{layer or 'the model'} ({type(module).__name__}) has a hook ({hooks[1:]}), which "
-                "a net would not call: remove it, or leave the layer out of what is parallelized"
-            )
-    plain = tuple(
-        (name, repr(value) if isinstance(value, tuple) else value)
-        for name, value in attributes.items()
-        if isinstance(value, PLAIN) and name[0] != "_"
-    )
-    return type(module).__name__, plain
 
 
 def _autocast(leaves: Sequence[Any]) -> str:

@@ -41,6 +41,7 @@ class ComputeStep:
         self.drops = _drops(step, frozenset(self.exports))
         self._overwrite_where_safe()
         self.late = self._late()
+        self.only_late = self.late - self._used_otherwise()
         self.last_use: frozenset[str] = frozenset()
 
     def _overwrite_where_safe(self) -> None:
@@ -65,10 +66,13 @@ class ComputeStep:
         with torch.set_grad_enabled(track):
             for name in self.inputs:
                 tensor = run.held.pop(name) if name in self.last_use else run.held[name]
-                if piece and name in self.late and run.autocast is None:
+                waits = name in self.late and run.autocast is None
+                if piece and waits:
                     given[name] = tensor
-                enters = piece is not None and name in run.carriers
-                local[name] = piece.enter(name, tensor) if piece and enters else tensor
+                if piece and name in run.carriers and not (waits and name in self.only_late):
+                    local[name] = piece.enter(name, tensor)
+                else:
+                    local[name] = tensor
                 del tensor
             for apply, call, drops in zip(
                 self.step.applies, self.operators, self.drops, strict=True
@@ -94,6 +98,14 @@ class ComputeStep:
                 continue
             if all(name in self.inputs for name in weights):
                 found |= set(weights)
+        return frozenset(found)
+
+    def _used_otherwise(self) -> frozenset[str]:
+        """What operators read other than as the weights of a convolution that can wait."""
+        found: set[str] = set()
+        for apply, call in zip(self.step.applies, self.operators, strict=True):
+            late = call is not None and call.op == OP and set(apply.inputs[1:]) <= self.late
+            found |= {*apply.inputs[:1]} if late else {*apply.inputs}
         return frozenset(found)
 
     def _apply(
