@@ -184,7 +184,7 @@ class Net(nn.Module):
     def _prepared(
         self, leaves: Sequence[Any], tree: pytree.TreeSpec, inputs: tuple[object, ...]
     ) -> Ready:
-        key = (inputs, self._inventory().modules)
+        key = (inputs, self._known.modules)
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
             if key not in self._exports:
@@ -294,7 +294,7 @@ class Net(nn.Module):
             return
         if self._align_every and self.training and self.calls % self._align_every == 0:
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
-        trained = self._inventory().trained
+        trained = self._known.trained
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         context = (torch.is_grad_enabled(), _autocast(leaves), self.seed)
         subject = fingerprint(key, trained, followed, context)

@@ -48,6 +48,9 @@ class Operator:
         self.draws = op in DRAWS
         self.device_at = device_argument(op)
         self.call: Callable[..., Any] = _function(op)
+        self._slots = [i for i, argument in enumerate(self.args) if isinstance(argument, Ref)]
+        self._nested = any(isinstance(a, tuple) and _refers(a) for a in self.args)
+        """Whether a tensor stands inside of a list, as in cat."""
 
     def overwrite(self) -> None:
         """Makes the call reuse its input's memory, where the operator has such a form."""
@@ -65,11 +68,21 @@ class Operator:
         ]
 
     def __call__(self, tensors: Sequence[Tensor], draw: Draw) -> Any:
-        args = _filled(self.args, iter(self.ready(tensors)))
+        args = self._filled(self.ready(tensors))
         site = (draw(self.shape, self.box),) if self.draws else ()
         if self.device_at is not None:  # a graph does not say where: it serves CPU and GPU
             args[self.device_at] = draw(self.shape, self.box).device
         return self.cropped(self.call(*site, *args))
+
+    def _filled(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The arguments with tensors where references stood."""
+        if self._nested:
+            filled: list[Any] = _filled(self.args, iter(tensors))
+            return filled
+        arguments: list[Any] = [*self.args]
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            arguments[slot] = tensor
+        return arguments
 
     def cropped(self, result: Any) -> Any:
         """The part of a result that was asked for; a slice of everything is not free."""
@@ -136,8 +149,13 @@ def _constant(argument: Argument) -> Any:
     return argument
 
 
+def _refers(argument: Any) -> bool:
+    if isinstance(argument, tuple):
+        return any(_refers(part) for part in argument)
+    return isinstance(argument, Ref)
+
+
 def _filled(argument: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same arguments with tensors where references stood."""
     if isinstance(argument, Ref):
         return next(tensors)
     if isinstance(argument, tuple):
