@@ -133,6 +133,8 @@ def _fixed_backward(
     grad: Tensor, rows: Tensor, moments: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean, variance = moments
+    if weight is None and rows.is_cuda:  # there nothing is summed for a weight that is none
+        weight = torch.ones_like(mean)
     gx, gw, gb = torch.ops.aten.native_batch_norm_backward(
         grad.contiguous(), rows, weight, mean, variance, None, None, False, eps, [True] * 3
     )
