@@ -113,12 +113,15 @@ class Planner:
     def again(self, slowness: Sequence[float]) -> Plan | None:
         """The plan for devices that compute so many times as long as was thought.
 
-        None where plans are not open, or none can be searched for without a profile.
+        None where plans are not open, without a profile to search by, or where none fits.
         """
         known = self.foreseen is not None and self.foreseen.compute_s is not None
         if self._first is None or not known or not self.wishes.is_open:
             return None
-        return self._shipped(self._first[0], slowness)
+        try:
+            return self._shipped(self._first[0], slowness)
+        except (PlanError, UsageError):
+            return None  # on all devices: what there is goes on
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -203,7 +206,7 @@ class Planner:
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        return predict(lower(graph, plan), profile)
+        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None

@@ -32,6 +32,8 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     relocation.run()
     weights.homes = relocation.homes
     net._plans.adopt(exported.graph, plan)
+    if net.links.recorder is not None:
+        net.links.recorder.note("plan", call=float(net.calls))
     net._ready.clear()
     net._ready[key] = net._make_ready(exported, program)
 
@@ -47,7 +49,7 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     if plan is not None:
         change_plan(net, plan, optimizers)
     changed = plan is not None and plan != before
-    say(net, f"{words}: {'planned anew' if changed else 'no other plan is better'}")
+    say(net, f"{words}: {'planned anew' if changed else 'the plan stays, none is better'}")
     return changed
 
 

@@ -123,8 +123,9 @@ class Pace:
         return slowness(self._rows, self._expected)
 
     def be_patient(self) -> None:
-        """After planning anew, look twice as long before doing it again."""
+        """After planning anew, with or without success, look twice as long before the next time."""
         self._window = min(2 * self._window, LONGEST_WINDOW)
+        self._rows, self.strays = deque(maxlen=self._window), ()
 
     def worked(self, graph: str, seconds: float) -> None:
         """This device has computed so long in a step of a graph."""
