@@ -77,7 +77,7 @@ def test_what_is_left_out_is_torchs_own_doing() -> None:
     x = torch.arange(33.0 * 35, dtype=torch.float64).view(1, 1, 33, 35)
     found = []
     for place in ("cpu", GPU):
-        given = x.to(place).requires_grad_()
+        given = x.to(place, copy=True).requires_grad_()
         taken = F.interpolate(given, scale_factor=0.6)
         taken.sum().backward()
         counted = torch.bincount(taken.detach().long().flatten(), minlength=33 * 35)
@@ -159,6 +159,30 @@ def test_models_on_two_devices_with_a_gpu(name: str) -> None:
 @pytest.mark.parametrize(("name", "places"), [("hourglass", MIXED), ("yolov2-small", REVERSED)])
 def test_models_on_a_cpu_beside_a_gpu(name: str, places: str) -> None:
     for wrong in run_on(2, models, name, places):
+        assert not wrong, "\n".join(wrong)
+
+
+def channels_last(places: str) -> list[str]:
+    """The memory format that GPUs like; passes, norms of all kinds and single channels in it."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3), nn.BatchNorm2d(1),
+        nn.InstanceNorm2d(1, affine=True),
+    )  # fmt: skip
+    layout = torch.channels_last
+    model = moved(model.double(), here(places)).to(memory_format=layout)
+    x = torch.randn(2, 3, 33, 36, dtype=torch.float64, device=here(places))
+    wrong = []
+    for passes in (0, 3):
+        report = tz.check(model, (x.to(memory_format=layout),), groups="2", passes=passes)
+        wrong += [] if report.ok else [f"{passes} passes\n{report}"]
+    return wrong
+
+
+@pytest.mark.parametrize("places", [ALIKE, MIXED])
+def test_channels_last(places: str) -> None:
+    for wrong in run_on(2, channels_last, places):
         assert not wrong, "\n".join(wrong)
 
 
