@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,20 @@ from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.fitting import fit
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.retarget import retarget
 from terrazzo.records import Graph, Plan, document
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
 
 PLANNED, DECIDED, REFUSED = b"P", b"D", b"R"
 """A plan for one graph; a plan that other graphs follow; none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Seconds that each device is predicted to compute in a step of a graph; None: not known."""
-
-    graph: str
-    compute_s: tuple[float, ...] | None
-
-    @property
-    def profiled(self) -> bool:
-        return self.compute_s is not None
+WORTH = 0.05
+"""The part of a step's time that a new plan must save."""
 
 
 def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) -> Profile | None:
@@ -93,7 +85,7 @@ class Planner:
         self.links, self.wishes, self.profile = links, wishes, profile
         self._given = plan
         self._first: tuple[Graph, Plan] | None = None
-        self.foreseen: Foreseen | None = None
+        self._foreseen: Foreseen | None = None
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
@@ -109,7 +101,7 @@ class Planner:
             plan = self.wishes.plan(graph, self.links.devices)
         else:
             plan = self._shipped(graph)
-        if self.foreseen is None:
+        if self._foreseen is None:
             self._foresee(graph, plan)
         return plan
 
@@ -118,17 +110,23 @@ class Planner:
         self._first = (graph, plan)
         self._foresee(graph, plan)
 
-    def again(self, graph: Graph, slowness: Sequence[float]) -> Plan | None:
-        """A plan for devices that take so many times as long to compute as was thought.
+    def again(self, slowness: Sequence[float]) -> Plan | None:
+        """The plan for devices that compute so many times as long as was thought.
 
-        None where there is nothing to plan by, or nothing left open.
+        None where plans are not open, without a profile to search by, or where none fits.
         """
-        return self._shipped(graph, slowness) if self.can_replan else None
+        known = self.foreseen is not None and self.foreseen.compute_s is not None
+        if self._first is None or not known or not self.wishes.is_open:
+            return None
+        try:
+            return self._shipped(self._first[0], slowness)
+        except (PlanError, UsageError):
+            return None  # on all devices: what there is goes on
 
     @property
-    def can_replan(self) -> bool:
-        """Whether another plan can be searched for: with a profile, and where nothing was asked."""
-        return self.foreseen is not None and self.foreseen.profiled and self.wishes.is_open
+    def foreseen(self) -> Foreseen | None:
+        """What was predicted of the first plan, or of the one that was adopted last."""
+        return self._foreseen
 
     # ---- plans ---------------------------------------------------------------------------
 
@@ -153,18 +151,30 @@ class Planner:
         if data[:1] == REFUSED:
             raise failure or PlanError(data[1:].decode())
         plan = Plan.from_json(data[1:].decode())
-        if data[:1] == DECIDED:
+        if data[:1] == DECIDED and not slowness:
             self._first = (graph, plan)
         return plan
 
     def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
         devices = self.links.devices
         if slowness:
-            assert isinstance(self.profile, Profile)
+            assert isinstance(self.profile, Profile), "a plan was predicted by it"
             self.profile = slowed(self.profile, slowness)
         known = informed(self.wishes, self.profile, graph=graph, devices=devices)
+        if known.profile is None:
+            return PLANNED + known.plan(graph, devices).to_json().encode()
         plan = known.plan(graph, devices)
-        return (PLANNED if known.profile is None else DECIDED) + plan.to_json().encode()
+        if slowness and self._first is not None:
+            plan = self._better(plan, self._first[1], graph, known.profile)
+        return DECIDED + plan.to_json().encode()
+
+    def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
+        """A new plan must be worth moving weights for."""
+        prices = Prices(profile)
+        new_s, old_s = (
+            predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
+        )
+        return new if new_s <= (1 - WORTH) * old_s else old
 
     # ---- predictions ---------------------------------------------------------------------
 
@@ -185,7 +195,7 @@ class Planner:
         if "error" in letter:
             raise PlanError(letter["error"])
         told = letter["compute_s"]
-        self.foreseen = Foreseen(graph.digest, None if told is None else tuple(told))
+        self._foreseen = Foreseen(graph.digest, None if told is None else tuple(told))
 
     def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
         profile, devices = self.profile, self.links.devices
@@ -196,7 +206,7 @@ class Planner:
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        return predict(lower(graph, plan), profile)
+        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None

@@ -23,6 +23,8 @@ PRELOAD = [
     "hypothesis", "pytest", "sklearn.datasets", "terrazzo.api", "torch._dynamo",
     "torch.export._trace", "torch.utils.data",
 ]  # fmt: skip
+START = "forkserver"
+"""How processes start: GPUs need "spawn"."""
 _pools: dict[tuple[int, bool], Devices] = {}
 
 
@@ -66,8 +68,9 @@ def _serve(pipe: Connection, environment: Mapping[str, str], timeout_s: float) -
 
 def forking() -> Any:
     """Gives processes that begin with torch loaded; all of this pytest process share its server."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = multiprocessing.get_context(START)
+    if START == "forkserver":
+        context.set_forkserver_preload(PRELOAD)
     return context
 
 

@@ -60,12 +60,13 @@ def trained(layouts: list[str], name: str) -> tuple[float, list[int], bool, bool
     net = tz.parallelize(model(), (x,), layout=layouts[0], groups="each", seed=0)
     objects = [id(p) for p in net.parameters()]
     optimizers = [OPTIMIZERS[name](each.parameters()) for each in (one, net)]
-    cut, losses = [len(net.homes)], [[], []]
+    cut, losses, graphs = [len(net.homes)], [[], []], []
     for turn, layout in enumerate([*layouts[1:], layouts[0]]):
         for each, optimizer, kept in zip((one, net), optimizers, losses, strict=True):
             for step in range(2):
                 loss = each(batch(10 * turn + step)).square().mean()
-                kept.append(loss)  # keeps the graph, with accumulators of the old shapes
+                graphs.append(loss)  # with accumulators for gradients of the old shapes
+                kept.append(loss.item())
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -79,7 +80,7 @@ def trained(layouts: list[str], name: str) -> tuple[float, list[int], bool, bool
             nn.utils.clip_grad_norm_(each.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-    far = max(abs(float(a) / float(b) - 1) for a, b in zip(*losses, strict=True))
+    far = max(abs(a / b - 1) for a, b in zip(*losses, strict=True))
     far = max(far, gap(one.state_dict(), net.state_dict()))
     same = objects == [id(p) for p in net.parameters()]
     return far, cut, same, same_plan
@@ -94,48 +95,46 @@ def test_training_goes_on_exactly(name: str, devices: int) -> None:
         assert devices == 1 or (0 in cut and max(cut) >= 6), cut
 
 
-def same_bits(before: str, after: str) -> bool:
+def whole(net: tz.Net, name: str, tensor: Tensor) -> Tensor:
+    """What all devices hold of something with the shape of a weight."""
+    return net.homes[name].gather(plain(tensor)) if name in net.homes else plain(tensor).clone()
+
+
+def same_bits(layouts: list[str]) -> list[int]:
     """What moved is what cutting the whole again would give, bit for bit, on every device."""
-    x = batch(0)
-    net = tz.parallelize(model(), (x,), layout=before, groups="each", seed=0)
+    x, cut = batch(0), []
+    net = tz.parallelize(model(), (x,), layout=layouts[0], groups="each", seed=0)
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    for step in range(3):
+    for step, layout in enumerate([*layouts[1:], layouts[0]], start=1):
         net(batch(step)).square().mean().backward()
         optimizer.step()
-    names = {id(p): name for name, p in net.named_parameters()}
-    old, whole = net.homes, net.state_dict()
-    state = {
-        (names[id(p)], key): (old[names[id(p)]].gather(plain(t)) if names[id(p)] in old else t)
-        for p, table in optimizer.state.items()
-        for key, t in table.items()
-        if key != "step"
-    }
-    grads = {
-        name: old[name].gather(plain(p.grad)) if name in old else p.grad
-        for name, p in net.named_parameters()
-    }
-    net.change_plan(tz.plan(net, (x,), layout=after), optimizer)
-    for name, p in net.named_parameters():
-        where = net.homes[name].box.slices() if name in net.homes else ...
-        assert (type(p) is CutParameter) == (name in net.homes)
-        assert torch.equal(plain(p), whole[name][where]), name
-        assert torch.equal(plain(p.grad), grads[name][where]), name
-        for key in ("exp_avg", "exp_avg_sq"):
-            kept = optimizer.state[p][key]
-            assert type(kept) is (CutTensor if name in net.homes else Tensor)
-            assert torch.equal(plain(kept), state[name, key][where]), (name, key)
-        assert float(optimizer.state[p]["step"]) == 3
-    return len(net.homes) > 0
+        before = {
+            name: [whole(net, name, each) for each in kept(p, optimizer)]
+            for name, p in net.named_parameters()
+        }
+        net.change_plan(tz.plan(net, (x,), layout=layout), optimizer)
+        for name, p in net.named_parameters():
+            home = net.homes.get(name)
+            where = home.box.slices() if home else ...
+            assert type(p) is (CutParameter if home else nn.Parameter)
+            assert type(optimizer.state[p]["exp_avg"]) is (CutTensor if home else Tensor)
+            for found, expected in zip(kept(p, optimizer), before[name], strict=True):
+                assert torch.equal(plain(found), expected[where]), name
+            assert float(optimizer.state[p]["step"]) == step
+        cut.append(len(net.homes))
+    return cut
+
+
+def kept(p: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """A weight and all that moves with it."""
+    assert p.grad is not None
+    return [p, p.grad, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_every_bit_arrives(devices: int) -> None:
-    layouts = PLANS[devices]
-    cut = [
-        set(run_on(devices, same_bits, before, after))
-        for before, after in zip(layouts, [*layouts[1:], layouts[0]], strict=True)
-    ]
-    assert {True} in cut and {False} in cut
+    for cut in run_on(devices, same_bits, PLANS[devices]):
+        assert 0 in cut and max(cut) >= 6, cut
 
 
 def sizes_and_modes() -> float:
@@ -160,6 +159,30 @@ def sizes_and_modes() -> float:
 
 def test_other_sizes_modes_and_fed_batches_follow() -> None:
     assert max(run_on(3, sizes_and_modes)) < 1e-10
+
+
+def frozen_and_passes() -> float:
+    """A frozen layer moves without state; a plan with passes keeps less and gives the same."""
+    one, net = model(), tz.parallelize(model(), (batch(0),), layout="channels:2", seed=0)
+    for each in (one, net):
+        each.get_parameter("3.weight").requires_grad_(False)
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in (one, net)]
+    for step, wishes in enumerate(({"layout": "tiles:2x1", "passes": 2}, {"layout": "channels:2"})):
+        for each, optimizer in zip((one, net), optimizers, strict=True):
+            each(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        net.change_plan(tz.plan(net, (batch(0),), **wishes), optimizers[1])
+    for each, optimizer in zip((one, net), optimizers, strict=True):
+        each(batch(7)).square().mean().backward()
+        optimizer.step()
+    assert not net.get_parameter("3.weight").requires_grad
+    assert net.get_parameter("3.weight") not in optimizers[1].state
+    return gap(one.state_dict(), net.state_dict())
+
+
+def test_frozen_layers_and_passes() -> None:
+    assert max(run_on(2, frozen_and_passes)) < 1e-10
 
 
 def other_plans() -> list[str]:

@@ -301,7 +301,9 @@ SHAPES: dict[str, Case | Build] = {
     "softmax over rows": Case(fn(lambda x: x.softmax(2)), ends=True),
     "cumsum": fn(lambda x: x.cumsum(1)),
     "rms norm": _channels_last(lambda: nn.RMSNorm(4)),
-    "channels by index": fn(lambda x: x[:, [2, 0, 0]] * x.index_select(1, torch.arange(3))),
+    "channels by index": fn(
+        lambda x: x[:, [2, 0, 0]] * x.index_select(1, torch.arange(3, device=x.device))
+    ),
     "repeat channels": fn(lambda x: x.repeat(1, 2, 1, 1) + x.repeat(2, 1, 2, 1, 1)[1]),
     "repeat positions": Case(fn(lambda x: x.repeat(1, 1, 2, 1)), ends=True),
 }  # fmt: skip
@@ -313,7 +315,11 @@ RANDOM: dict[str, Case | Build] = {
     "dropout in place": fn(lambda x: F.dropout(x * 2, 0.5, True, True)),
     "stochastic depth": fn(lambda x: x * x.new_empty(2, 1, 1, 1).bernoulli_(0.6).div_(0.6)),
     "noise": fn(lambda x: x + torch.rand_like(x) - 0.1 * torch.randn_like(x)),
-    "noise by size": fn(lambda x: x * torch.rand(2, 1, H, W) + torch.randn(4, 1, 1)),
+    "noise by size": fn(
+        lambda x: (
+            x * torch.rand(2, 1, H, W, device=x.device) + torch.randn(4, 1, 1, device=x.device)
+        )
+    ),
     "bernoulli": fn(lambda x: x * torch.bernoulli(x.sigmoid()) + torch.bernoulli(x * 0 + 0.3)),
     "dropout of everything": lambda: nn.Dropout(1.0),
 }  # fmt: skip

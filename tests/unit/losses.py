@@ -21,8 +21,10 @@ def ignored() -> tuple[Tensor, ...]:
     return (target,)
 
 
-def entropy(**options: Any) -> Build:
-    return fn(lambda x, y: F.cross_entropy(x, y, **options))
+def entropy(weight: Tensor | None = None, **options: Any) -> Build:
+    return fn(
+        lambda x, y: F.cross_entropy(x, y, None if weight is None else weight.to(x), **options)
+    )
 
 
 def pair(function: Callable[..., Tensor], **options: Any) -> Case:
@@ -39,7 +41,7 @@ def _binary(x: Tensor, y: Tensor, **options: Any) -> Tensor:
 
 
 def _binary_logits(x: Tensor, y: Tensor, **options: Any) -> Tensor:
-    more = {"pos_weight": torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=x.dtype).view(4, 1, 1)}
+    more = {"pos_weight": torch.tensor([1.0, 2.0, 0.5, 3.0]).to(x).view(4, 1, 1)}
     plain = F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options)
     return plain + F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options, **more)
 
@@ -60,7 +62,7 @@ LOSSES: dict[str, Case | Build] = {
     ),
     "cross entropy of probabilities": two(lambda x, y: F.cross_entropy(x, y.softmax(1))),
     "cross entropy of probabilities weighted": two(
-        lambda x, y: F.cross_entropy(x, y.softmax(1), WEIGHTS, label_smoothing=0.1)
+        lambda x, y: F.cross_entropy(x, y.softmax(1), WEIGHTS.to(x), label_smoothing=0.1)
     ),
     "nll": Case(fn(lambda x, y: F.nll_loss(x.log_softmax(1), y)), extra=ignored),
     "mse": pair(F.mse_loss),

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,15 @@ from terrazzo.cluster.printer import Printer
 from terrazzo.errors import RunError, UsageError
 from terrazzo.lab.hosts import LabHosts, is_root
 from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
-from terrazzo.measure.key import profile_key
+from terrazzo.measure.key import MODEL, profile_key
 from terrazzo.measure.store import ProfileStore
+from terrazzo.planner.feedback import slowed
 from terrazzo.records import Graph, document
 from terrazzo.records.profile import Profile, device_from, network_from
 from terrazzo.records.units import seconds_text
+from terrazzo.report.outcome import outcome
 from terrazzo.report.profileview import show_profile
+from terrazzo.report.reading import Reading
 from terrazzo.report.screen import Screen
 
 if TYPE_CHECKING:
@@ -53,10 +56,12 @@ examples:
   terrazzo cluster profile net.py:build --input 8x3x224x224 --on 4 --save profile.json
   terrazzo cluster profile net.py:build --input 1x3x416x416 --on 6xpi3 --again
   terrazzo cluster profile --show profile.json
+  terrazzo cluster profile --from runs/20260131-142530-train
 
 Times the operators of a model on boxes of several sizes, all devices at once, then the links
 between devices. What was found is kept for this model, these devices, this version of torch, these
-thread counts and this power state, and used again until one of them changes.
+thread counts and this power state, and used again until one of them changes. With --from nothing is
+measured: the profile of a recorded run is corrected by how long its devices computed.
 """
 
 
@@ -87,6 +92,10 @@ def add_to(commands: Commands) -> None:
     measured.add_argument("--save", type=Path, metavar="FILE", help="write it here too")
     measured.add_argument("--show", type=Path, metavar="FILE", help="only show a kept profile")
     measured.add_argument(
+        "--from", dest="run", type=Path, metavar="RUN",
+        help="correct the profile of a recorded run by what it took, and keep it",
+    )  # fmt: skip
+    measured.add_argument(
         "--seconds", type=float, default=BUDGET_S, metavar="S",
         help="most that operators may take on each device (default: %(default)g)",
     )  # fmt: skip
@@ -97,6 +106,9 @@ def add_to(commands: Commands) -> None:
 def profile(options: argparse.Namespace) -> int:
     if options.show is not None:
         show_profile(Profile.load(options.show), Screen())
+        return 0
+    if options.run is not None:
+        _correct(options)
         return 0
     if options.model is None or not options.input:
         raise UsageError("name a MODEL and its --input SHAPE, or --show FILE for a kept profile")
@@ -111,6 +123,31 @@ def profile(options: argparse.Namespace) -> int:
         say(f"saved as {options.save}")
     show_profile(found, Screen())
     return 0
+
+
+def _correct(options: argparse.Namespace) -> None:
+    """The profile that a run was planned with, corrected by how it went."""
+    folder = options.run
+    found = outcome(Reading.open(folder))
+    if found is None:
+        raise UsageError(
+            f"{folder} says nothing to correct a profile by: record a run of at least two steps "
+            "that was planned with a profile (terrazzo cluster profile measures one)"
+        )
+    before = Profile.load(folder / "profile.json")
+    after = replace(slowed(before, found.slowness), measured_s=time.time())
+    for device, times in zip(before.devices, found.slowness, strict=True):
+        say(f"{device.name} computes {times:.2f} times as long as was thought")
+    if MODEL in before.key:
+        path = ProfileStore.usual(os.environ).keep(after)
+        say(f"kept as {path}, for the next run; terrazzo cluster profile --again measures anew")
+    elif options.save is None:
+        raise UsageError(
+            f"the profile of {folder} is a guess, which is not kept: write it with --save FILE"
+        )
+    if options.save is not None:
+        after.save(options.save)
+        say(f"saved as {options.save}")
 
 
 def _graph(options: argparse.Namespace) -> Graph:

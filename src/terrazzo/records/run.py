@@ -2,8 +2,10 @@
 
 runs/20260131-142530-train/
     run.json          this record; its end is filled in when the run is over
-    plan.json         the plan, and
+    plan.json         the plan (earlier ones: plan-1.json), and
     graph.json        the model it is for
+    prediction.json   what a step was predicted to take, and
+    profile.json      the figures of the devices behind that, where they were measured
     lab.json          the emulated devices, where there are any
     events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
     report.html       made by terrazzo report

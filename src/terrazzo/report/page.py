@@ -20,6 +20,8 @@ from terrazzo.report.charts import (
     linear_axis,
     log_axis,
 )
+from terrazzo.report.outcome import outcome
+from terrazzo.report.outcomeview import outcome_table
 from terrazzo.report.planview import PlanView, view
 from terrazzo.report.reading import Reading
 from terrazzo.report.steps import CATEGORIES, mean_split
@@ -47,6 +49,7 @@ def page(reading: Reading) -> str:
         _plan(reading, shown),
         _memory(reading),
         _time(reading),
+        _outcome(reading),
         _traffic(reading),
         _timeline(reading),
         _detections(reading),
@@ -255,6 +258,11 @@ def _time(reading: Reading) -> Markup | None:
         tag("p", words, _shared_cores(reading)),
         bar_chart(bars, keys=[(kind, KIND_WORDS[kind]) for kind in used]),
     )
+
+
+def _outcome(reading: Reading) -> Markup | None:
+    found = outcome(reading)
+    return None if found is None else _section("Predicted and measured", outcome_table(found))
 
 
 def _shared_cores(reading: Reading) -> str:

@@ -15,6 +15,7 @@ from terrazzo.records import Graph, Plan
 from terrazzo.records.comparison import Comparison
 from terrazzo.records.detections import Detections
 from terrazzo.records.event import Event, read_events
+from terrazzo.records.prediction import Prediction
 from terrazzo.records.run import Run, RunFolder
 from terrazzo.report.curves import curves_of
 from terrazzo.report.memory import Memory, memory_of
@@ -42,6 +43,7 @@ class Reading:
     alone: Reading | None = None
     comparison: Comparison | None = None
     detections: Detections | None = None
+    prediction: Prediction | None = None
 
     @classmethod
     def open(cls, path: Path) -> Reading:
@@ -65,6 +67,7 @@ class Reading:
             alone=cls.open(inner) if (inner / "run.json").is_file() else None,
             comparison=_record(path / "comparison.json", Comparison.from_json),
             detections=_record(path / "detections.json", Detections.from_json),
+            prediction=_record(path / "prediction.json", Prediction.from_json),
         )
 
     @property
@@ -96,6 +99,18 @@ class Reading:
         """The steps to measure: the first one warms up."""
         whole = tuple(step for step in self.steps if step.is_whole)
         return whole[1:] or whole
+
+    @cached_property
+    def plan_changes(self) -> tuple[int, ...]:
+        """The calls after which the run went on by another plan."""
+        marks = {e.call for e in self.events if e.kind == "note" and e.name == "plan"}
+        return tuple(sorted(marks))
+
+    @property
+    def planned_steps(self) -> tuple[Step, ...]:
+        """The settled steps of the last plan."""
+        last = max(self.plan_changes, default=0)
+        return tuple(step for step in self.settled if step.call > last)
 
     @cached_property
     def step_s(self) -> float:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from terrazzo.records import document
+from terrazzo.report.outcome import outcome
 from terrazzo.report.reading import Reading
 from terrazzo.report.verdict import verdict
 
@@ -22,10 +23,24 @@ def summary_json(reading: Reading) -> str:
         "steps": len(reading.losses) or len(reading.steps),
         "loss_gap": _number(max(gaps.values())) if gaps else None,
         "weights_gap": _number(weights.weights_worst) if weights else None,
+        "predicted": _predicted(reading),
         **_measured(reading),
         "alone": _measured(reading.alone) if reading.alone else None,
     }
     return document.dump(KIND, VERSION, body)
+
+
+def _predicted(reading: Reading) -> dict[str, Any] | None:
+    """What was predicted of a step, beside what it took."""
+    found = outcome(reading)
+    if found is None:
+        return None
+    return {
+        "step_s": found.step.predicted_s,
+        "compute_s": [figure.predicted_s for figure in found.total.compute],
+        "measured_compute_s": [figure.measured_s for figure in found.total.compute],
+        "steps": found.steps,
+    }
 
 
 def _measured(reading: Reading) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from terrazzo.errors import UsageError
 from terrazzo.records.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report import canvas, png
 from terrazzo.report.memory import Memory
+from terrazzo.report.outcome import outcome
+from terrazzo.report.outcomeview import show_outcome
 from terrazzo.report.planview import GroupRow, PlanView, view
 from terrazzo.report.plot import plot
 from terrazzo.report.reading import Reading
@@ -31,6 +33,7 @@ def show(reading: Reading, screen: Screen) -> None:
     _memory(reading, screen)
     _traffic(reading, screen)
     _time(reading, screen)
+    _plans(reading, screen)
     _detections(reading, screen)
     ok, sentence = verdict(reading)
     if sentence:
@@ -207,6 +210,16 @@ def _time(reading: Reading, screen: Screen) -> None:
             "little about devices of their own, memory and bytes do not depend on it.",
             "dim",
         )
+
+
+def _plans(reading: Reading, screen: Screen) -> None:
+    """How the plan came out, and when there was another."""
+    found = outcome(reading)
+    if found is not None:
+        show_outcome(found, screen)
+    if reading.plan_changes:
+        calls = ", ".join(map(str, reading.plan_changes))
+        screen.line(f"Plans were changed after call {calls}; what is shown is the last.")
 
 
 def _detections(reading: Reading, screen: Screen) -> None:

@@ -1,26 +1,97 @@
-"""The C library's allocator: giving free memory back between the strips of passes.
+"""The C library's allocator: giving free memory back before a process outgrows what it needs.
 
-Strips come and go by the megabyte. glibc keeps what they leave, in pieces too small for the next
-whole map, so a process grows past what its tensors need. Other C libraries are left alone.
+Maps come and go by the megabyte. glibc keeps what they leave, in pieces that may not fit the next
+map, so a process grows past what its tensors need, by a third and more. Giving everything back all
+the time costs page faults again and again. So where memory is short, free pages are returned only
+when the process is about to become larger than its largest moment has to be, which is known before
+(``schedule/memory.py``). Other C libraries are left alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from typing import Any
 
+LEAST_BYTES = 4 << 20
+"""Less free memory is not worth a look."""
+STATM = "/proc/self/statm"
+
+
+class _Info(ctypes.Structure):
+    """What glibc's ``mallinfo2`` answers."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        )
+    )
+
+
+class Heap:
+    """This process's memory: what is in use, and what lies idle."""
+
+    def __init__(self, library: Any) -> None:
+        self._trim, self._info = library.malloc_trim, library.mallinfo2
+        self._info.restype = _Info
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
+        self.trims = 0
+        """How often free pages were returned."""
+        self.other_bytes = 0
+        """Private memory that is not the allocator's: the interpreter, libraries, stacks."""
+        self.trim()
+
+    def in_use_bytes(self) -> int:
+        info = self._info()
+        return int(info.uordblks + info.hblkhd)
+
+    def resident_bytes(self) -> int:
+        """Private memory of this process, without files."""
+        _, resident, shared = os.pread(self._statm, 96, 0).split()[:3]
+        return (int(resident) - int(shared)) * self._page
+
+    def trim(self) -> None:
+        """Returns all free pages to the system."""
+        self._trim(0)
+        self.trims += 1
+        self.other_bytes = self.resident_bytes() - self.in_use_bytes()
+
+
+class Room:
+    """What one step may take on top of what is there when it begins."""
+
+    def __init__(self, heap: Heap, step_bytes: int) -> None:
+        self.heap, self.step_bytes = heap, step_bytes
+        self._before_bytes = 0
+
+    def begin(self) -> Room:
+        self._before_bytes = self.heap.in_use_bytes()
+        return self
+
+    def ease(self) -> None:
+        """Between two pieces of work: returns free pages if the process has grown too large."""
+        heap = self.heap
+        bound = heap.other_bytes + self._before_bytes + self.step_bytes
+        if heap.resident_bytes() > bound:
+            idle = heap.resident_bytes() - heap.other_bytes - heap.in_use_bytes()
+            if idle > LEAST_BYTES:
+                heap.trim()
+
 
 @cache
-def _malloc_trim() -> Any:
+def heap() -> Heap | None:
+    """The heap of this process, where its C library can be asked."""
     try:
-        return ctypes.CDLL(None).malloc_trim
+        return Heap(ctypes.CDLL(None))
     except (AttributeError, OSError):
         return None
 
 
 def trim() -> None:
     """Returns free pages to the system; costs next to nothing beside a pass over a map."""
-    function = _malloc_trim()
-    if function is not None:
-        function(0)
+    found = heap()
+    if found is not None:
+        found.trim()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,15 @@ class Call:
                 if self.with_grad and tensor.requires_grad
             }
         self.run_state: Run | None = None
+        self.worked_s = 0.0
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Counts how long this device computes, without what it spends on others."""
+        counters = self.links.counters
+        begin, away_s = time.perf_counter(), counters.away_s
+        yield
+        self.worked_s += time.perf_counter() - begin - (counters.away_s - away_s)
 
     def _place(self) -> torch.device:
         """Where this call computes: where its inputs and the model's tensors lie."""
@@ -137,7 +148,8 @@ class Call:
         """Runs the program, then lets the new buffers be seen."""
         run = self._run()
         with torch.no_grad(), full_float32(self.torch_device):
-            values = self.machine.forward(run, self._held())
+            with self._timed():
+                values = self.machine.forward(run, self._held())
             names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
             outputs = tuple(values[name] for name in names)
             if self.net._nan == "raise" and any(
@@ -171,9 +183,11 @@ class Call:
             if grad is not None:
                 known[name] = known[name] + grad if name in known else grad
         self._open_backward(known)
-        with torch.no_grad(), full_float32(self.torch_device):
+        with torch.no_grad(), full_float32(self.torch_device), self._timed():
             found = self.machine.backward(run, known)
         self._commit(found)
+        if run.torch_device.type == "cpu":  # a GPU computes on while this process is ahead
+            self.net._pace.worked(self.ready.graph.digest, self.worked_s)
         if recorder is not None:
             counters = self.links.counters
             recorder.end(sent_bytes=counters.sent_bytes, summed_bytes=counters.summed_bytes)

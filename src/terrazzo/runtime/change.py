@@ -6,6 +6,7 @@ Whatever can be refused is refused by all devices before the first weight has mo
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,42 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     relocation.run()
     weights.homes = relocation.homes
     net._plans.adopt(exported.graph, plan)
+    if net.links.recorder is not None:
+        net.links.recorder.note("plan", call=float(net.calls))
     net._ready.clear()
     net._ready[key] = net._make_ready(exported, program)
+
+
+def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
+    """Another plan, where devices stray from the one that is; the same decision on all."""
+    pace = net._pace
+    if not pace.strays or not pace.is_planned:
+        return False
+    before, words = net.plan, pace.words()
+    plan = net._plans.again(pace.slowness)
+    pace.be_patient()
+    if plan is not None:
+        change_plan(net, plan, optimizers)
+    changed = plan is not None and plan != before
+    say(net, f"{words}: {'planned anew' if changed else 'the plan stays, none is better'}")
+    return changed
+
+
+def tell_pace(net: Net) -> None:
+    """One line about devices that are slower than planned."""
+    pace = net._pace
+    if not any(stray.is_slow for stray in pace.strays):
+        return
+    help_ = "look at its temperature and at what else runs on it"
+    if pace.is_planned:
+        help_ += ", or call net.keep_pace(optimizer) after every step to plan anew"
+    say(net, f"{pace.words()}: {help_}")
+
+
+def say(net: Net, words: str) -> None:
+    """A line for people, from one device for all."""
+    if net.links.device == 0:
+        print(f"terrazzo: call {net.calls}: {words}", file=sys.stderr, flush=True)
 
 
 def unfinished(net: Net) -> list[int]:

@@ -97,7 +97,7 @@ class Links:
         staging = Staging()
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
-        staging.settle()
+        self._meanwhile(staging.settle)  # the GPU is at work, not the links
         waiting = []
         peer = self.device
         try:

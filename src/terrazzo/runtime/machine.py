@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import NotANumber, UsageError
+from terrazzo.runtime.allocator import Room, heap
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links
@@ -29,6 +30,7 @@ from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Sprea
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
+from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.sums import bucket_bytes
 
 
@@ -46,6 +48,7 @@ class Machine:
         self._drops = self._lives.forward_drops
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = _labels(program)
+        self._room = _room(program, links.device)
 
     def _ready(self, index: int, step: Step) -> DeviceStep:
         program, device = self.program, self.links.device
@@ -111,7 +114,10 @@ class Machine:
         """All steps in order; gives the values the caller asked for, by name."""
         run.held.update(leaves)
         lean = bool(run.carriers)
+        if self._room is not None and run.torch_device.type == "cpu":
+            run.room = self._room.begin()
         for index, (step, label) in enumerate(zip(self.steps, self._labels, strict=True)):
+            run.ease()
             if self.links.recorder is None:
                 step.forward(run)
             else:
@@ -135,6 +141,7 @@ class Machine:
             for again in self._lives.rebuilt(index, run.live):
                 with self._span(self._labels[again]), run.precision():
                     self.steps[again].forward(run)
+            run.ease()
             if self.links.recorder is None:
                 self.steps[index].backward(run)
             else:
@@ -192,6 +199,15 @@ class Machine:
                     'learning rate or look at the data; nan="allow" lets it pass as PyTorch does.'
                 )
         return NotANumber("the model gave NaN once and not again when asked: look at its memory")
+
+
+def _room(program: Program, device: int) -> Room | None:
+    """Plans with passes are made for little memory: their steps keep to what they need."""
+    own = heap()
+    if own is None or not any(group.passes for group in program.plan.groups):
+        return None
+    foot = footprint(program, device)
+    return Room(own, foot.total_bytes - foot.weights_bytes)
 
 
 def _has_nan(tensor: Tensor | None) -> bool:

@@ -27,11 +27,12 @@ from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.call import Call, Ready
-from terrazzo.runtime.change import change_plan
+from terrazzo.runtime.change import change_plan, keep_pace, tell_pace
 from terrazzo.runtime.cut import Home
 from terrazzo.runtime.inventory import Inventory
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
+from terrazzo.runtime.pace import Foreseen, Pace
 from terrazzo.runtime.part import Part
 from terrazzo.runtime.shipping import export_together
 from terrazzo.runtime.weights import Weights
@@ -45,6 +46,13 @@ class Plans(Protocol):
 
     def adopt(self, graph: Graph, plan: Plan) -> None:
         """From now on this plan; for other graphs of the model one like it."""
+
+    def again(self, slowness: Sequence[float]) -> Plan | None:
+        """Another plan, for devices that compute so many times as long; None: this one stays."""
+
+    @property
+    def foreseen(self) -> Foreseen | None:
+        """What was predicted of the plan."""
 
 
 class Net(nn.Module):
@@ -64,7 +72,7 @@ class Net(nn.Module):
         self.__dict__.update(
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
-            _begun=weakref.WeakSet(), _known=None,
+            _begun=weakref.WeakSet(), _known=None, _pace=Pace(),
         )  # fmt: skip
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
@@ -173,6 +181,15 @@ class Net(nn.Module):
         """
         with self._careful():
             change_plan(self, plan, optimizers)
+
+    def keep_pace(self, *optimizers: Optimizer) -> bool:
+        """Plans anew where a device has come to compute at another rate than planned.
+
+        All devices call this after every ``optimizer.step()``, with the optimisers. As long as
+        all keep the pace it does nothing. Gives whether the plan has changed.
+        """
+        with self._careful():
+            return keep_pace(self, optimizers)
 
     # ---- getting ready ------------------------------------------------------------------
 
@@ -301,9 +318,12 @@ class Net(nn.Module):
         whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         fed = any(isinstance(leaf, Part) for leaf in leaves)
         sums, tolerance = digest([] if fed else whole)
-        note = Note(FORWARD, self.calls, subject, sums, tolerance=tolerance)
+        told = self._pace.tell()
+        note = Note(FORWARD, self.calls, subject, sums, flag=told, tolerance=tolerance)
         links.where = "the agreement before a forward call"
-        compare(links, note, explain=lambda: f"call {self.calls}: {_story(leaves, self)}")
+        heard = compare(links, note, explain=lambda: f"call {self.calls}: {_story(leaves, self)}")
+        if self._pace.hear(heard, self._plans.foreseen):
+            tell_pace(self)
 
     @contextlib.contextmanager
     def _careful(self) -> Iterator[None]:

@@ -132,11 +132,25 @@ def _fixed(
 def _fixed_backward(
     grad: Tensor, rows: Tensor, moments: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if rows.is_cuda:
+        return _fixed_backward_by_hand(grad, rows, moments, weight, eps)
     mean, variance = moments
     gx, gw, gb = torch.ops.aten.native_batch_norm_backward(
         grad.contiguous(), rows, weight, mean, variance, None, None, False, eps, [True] * 3
     )
     return gx, gw.to(mean.dtype), gb.to(mean.dtype)
+
+
+def _fixed_backward_by_hand(
+    grad: Tensor, rows: Tensor, moments: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for a GPU, where torch's own refuses maps in ``channels_last``, or of one channel,
+    and is slow where channels are few."""
+    mean, inverse = (part.view(1, -1, 1, 1) for part in (moments[0], torch.rsqrt(moments[1] + eps)))
+    wide = grad.to(mean.dtype)
+    gw, gb = ((rows - mean) * inverse * wide).sum((0, 2, 3)), wide.sum((0, 2, 3))
+    scale = inverse if weight is None else inverse * weight.view(1, -1, 1, 1)
+    return (wide * scale).to(rows.dtype), gw, gb
 
 
 def normalize(

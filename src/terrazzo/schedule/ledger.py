@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 WASTE = 0.1
 """Free memory between blocks in use, at most; 1 to 10 % were measured (docs/log.md)."""
+LIBRARY_BYTES = 6 << 20
+"""What torch's kernels keep for themselves once they have run; 4 to 9 MiB were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         """With what the allocator wastes."""
-        return int(self.used_bytes * (1 + WASTE))
+        return int(self.used_bytes * (1 + WASTE)) + LIBRARY_BYTES
 
 
 class Ledger:
@@ -49,6 +51,7 @@ class Ledger:
         self._sizes: dict[str, int] = {}
         self._holders: Counter[str] = Counter()
         self._flows: dict[str, int] = {}
+        self._earned: set[str] = set()
 
     def hold(self, name: str, size: int) -> None:
         """One more holder; memory is taken by the first."""
@@ -70,6 +73,13 @@ class Ledger:
 
     def consume(self, name: str) -> None:
         self._change(map_gradients_bytes=-self._flows.pop(name, 0))
+
+    def earn(self, name: str, size: int) -> None:
+        """The gradient of a weight, which stays until the optimiser has used it."""
+        if name not in self._earned:
+            self._earned.add(name)
+            grown = self.now.weight_gradients_bytes + size
+            self.now = replace(self.now, weight_gradients_bytes=grown)
 
     def note(self, where: str, working: int = 0) -> None:
         """This is a moment at which so much more is in use."""

@@ -15,6 +15,7 @@ from terrazzo.graph.rules.rule import Read
 from terrazzo.records import Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
+from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.ledger import Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
@@ -27,7 +28,11 @@ from terrazzo.schedule.program import (
     Strip,
     Take,
 )
-from terrazzo.schedule.saving import Operation, Piece, Tensor
+from terrazzo.schedule.saving import Late, Operation, Piece, Tensor
+from terrazzo.schedule.sums import Circle, bucket_bytes
+
+LATE = "aten.conv2d.default"
+"""The operator whose gradient by weight waits for a message, where there are several devices."""
 
 
 def footprint(program: Program, device: int) -> Footprint:
@@ -50,7 +55,10 @@ class _Walk:
         self.lives = Lifetimes(program)
         size = sum(self._weight_bytes(v) for v in weights)
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
-        self.ledger = Ledger(Footprint(size + rest, size))
+        self.ledger = Ledger(Footprint(size + rest))
+        self.late = Late()
+        self.limits = bucket_bytes(program)
+        self.buckets: dict[Circle, int] = {}
         self.held: set[str] = set()
         self.pieces: dict[int, Piece] = {}
         self.results = results
@@ -73,6 +81,8 @@ class _Walk:
             self._backward(index)
             for name in self.lives.backward_drops[index]:
                 self._let_go(name)
+        self.late.settle(self.ledger)
+        self.ledger.note("the last sums of weight gradients", sum(self.buckets.values()))
         return replace(self.ledger.peak, kept_bytes=kept)
 
     # ---- sizes ---------------------------------------------------------------------------
@@ -137,10 +147,11 @@ class _Walk:
     def _backward(self, index: int) -> None:
         step = self.program.steps[index]
         if isinstance(step, Compute):
-            self.pieces[index].backward(self.ledger)
+            self.pieces[index].backward(self.ledger, self.late)
         elif isinstance(step, Passes):
             strip = self._widest(step)
             if step.target in self.live and strip is not None:
+                self.late.settle(self.ledger)
                 self._flow(step.reads)
                 piece = self._strip(step, strip)
                 piece.forward(self.ledger, keep=True)
@@ -152,10 +163,28 @@ class _Walk:
         elif isinstance(step, Exchange):
             self._flow(step.reads)
             self.ledger.note("an exchange", self._messages(step))
+            self.late.settle(self.ledger, self._messages(step))
         elif isinstance(step, (Take, Spread)) and self._is_map(step.source):
             self._flow(step.reads)
+        elif isinstance(step, Spread) and step.target in self.live:
+            self._fill(step)
         for name in step.writes:
             self.ledger.consume(name)
+
+    def _fill(self, step: Spread) -> None:
+        """A weight's gradient goes into a bucket; a full one is copied together to be summed."""
+        array = self.program.arrays[step.source]
+        if array.boxes is None:
+            circle: Circle = tuple(range(self.program.devices))
+        else:
+            circle = sharers(array.boxes)[self.device]
+        if len(circle) < 2:
+            return
+        size = self.buckets.get(circle, 0) + self._size(step.source)
+        if size >= self.limits[circle]:
+            self.ledger.note("a sum of weight gradients", size)
+            size = 0
+        self.buckets[circle] = size
 
     def _flow(self, names: Iterable[str]) -> None:
         for name in names:
@@ -191,6 +220,8 @@ class _Walk:
                     tuple(self._tensor(name) for name in apply.outputs if name),
                     copies=self._padded(node.refs, local.reads) if local else 0,
                     title=node.title,
+                    weights=self._weights(apply.inputs),
+                    waits=self.program.devices > 1 and node.op == LATE,
                 )
             )
         return Piece(
@@ -234,9 +265,20 @@ class _Walk:
                     (inside[node.output],),
                     copies=self._padded(node.refs, local.reads),
                     title=node.title,
+                    weights=self._weights(arrays),
                 )
             )
         return Piece(operations, apart="strip/")
+
+    def _weights(self, arrays: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """The trained weights among arrays, with the bytes of their gradients here."""
+        found = []
+        for name in arrays:
+            if name and name in self.live:
+                value = self.program.graph.values[self.program.arrays[name].value]
+                if value.kind == "parameter":
+                    found.append((value.name, self._size(name)))
+        return tuple(found)
 
     def _read(self, array: str, part: int) -> Tensor:
         """Part of an array: a view of it, while its gradient is a strip of its own."""

@@ -9,17 +9,17 @@ autograd, and once more in the backward pass, where each strip is differentiated
 from __future__ import annotations
 
 from terrazzo.geometry import Box, cut
-from terrazzo.graph.rules import LOCAL, Local, rule_for
+from terrazzo.graph.rules import LOCAL, Letters, Local, place, rule_for
 from terrazzo.graph.rules.windows import pair
 from terrazzo.records import Graph, Node, Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.program import Strip
-from terrazzo.schedule.tiling import Tiling
+from terrazzo.schedule.tiling import Tiling, letters_under, widened
 
 HEAVY = frozenset(
     "conv2d linear max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d".split()
 )
-STRIP_BYTES = 4 << 20
+STRIP_BYTES = 2 << 20
 """A strip of less is not worth a pass of its own: small maps are cheap to hold."""
 
 
@@ -74,17 +74,42 @@ def strips(tiling: Tiling, nodes: tuple[int, ...], *, box: Box, passes: int) -> 
     target = tiling.graph.nodes[nodes[-1]].output
     if box.is_empty:
         return ()
-    group = tiling.groups[nodes[-1]]
-    rows = tiling.axes(target, group).find("h")
+    rows = _letters(tiling, nodes)[target].find("h")
     if rows < 0:
         rows = max(range(box.rank), key=lambda dim: box.shape[dim])
     start, extent = box.spans[rows][0], box.shape[rows]
-    weight = box.size * BYTES[tiling.graph.values[target].dtype]
-    count = min(passes, extent, max(weight // STRIP_BYTES, 1))
+    count = min(passes, extent, max(_widest(tiling, nodes, box) // STRIP_BYTES, 1))
     spans = cut(extent, (1,) * count)
     return tuple(
         _strip(tiling, nodes, box.replace(rows, (start + low, start + high))) for low, high in spans
     )
+
+
+def _letters(tiling: Tiling, nodes: tuple[int, ...]) -> Letters:
+    """Along which dimensions a chain can be cut: rows too, where images or channels are cut.
+
+    Only if every operator of the chain can; else strips stop at its last one.
+    """
+    letters = tiling.plan.groups[tiling.groups[nodes[-1]]].layout.letters
+    finer = letters + "".join(axis for axis in "hw" if axis not in letters)
+    if finer not in tiling.letters:
+        tiling.letters[finer] = letters_under(tiling.graph, finer)
+    found = tiling.letters[finer]
+    local = (place(tiling.graph.nodes[i], tiling.graph, found).role == LOCAL for i in nodes)
+    return found if all(local) else tiling.letters[letters]
+
+
+def _widest(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> int:
+    """The bytes of the largest map that a chain makes or reads for a box: a pool reads more."""
+    graph, whole = tiling.graph, _strip(tiling, nodes, box)
+    sizes = []
+    for index, local, made in zip(nodes, whole.locals, whole.boxes, strict=True):
+        node = graph.nodes[index]
+        sizes.append(made.size * BYTES[graph.values[node.output].dtype])
+        for name, read in zip(node.refs, local.reads, strict=True):
+            if graph.values[name].kind in ("node", "input"):
+                sizes.append(read.box.size * BYTES[graph.values[name].dtype])
+    return max(sizes)
 
 
 def _strip(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> Strip:
@@ -93,6 +118,7 @@ def _strip(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> Strip:
     boxes: dict[str, Box] = {graph.nodes[nodes[-1]].output: box}
     locals_: list[Local] = []
     inside = {graph.nodes[index].output for index in nodes}
+    letters = _letters(tiling, nodes)
     for index in reversed(nodes):
         node = graph.nodes[index]
         rule = rule_for(node.op)
@@ -101,7 +127,7 @@ def _strip(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> Strip:
         locals_.append(local)
         for name, read in zip(node.refs, local.reads, strict=True):
             if name in inside:
-                wanted = tiling.widened(name, read.box, tiling.groups[nodes[-1]])
+                wanted = widened(read.box, letters[name], graph.shape(name))
                 boxes[name] = boxes.get(name, Box.empty(wanted.rank)).hull(wanted)
     order = tuple(boxes[graph.nodes[index].output] for index in nodes)
     return Strip(box, tuple(reversed(locals_)), order)

@@ -7,7 +7,7 @@ and result in an order of its own (oneDNN's), which torch does not count but the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.ledger import Ledger
@@ -67,6 +67,10 @@ class Operation:
     copies: int = 0
     """Bytes of padded copies of its inputs, which it keeps in their place."""
     title: str = ""
+    weights: tuple[tuple[str, int], ...] = ()
+    """Trained weights that it reads, and the bytes of their gradients."""
+    waits: bool = False
+    """Whether these gradients are made later, while messages are on their way."""
 
     @property
     def working_bytes(self) -> int:
@@ -96,6 +100,24 @@ class Operation:
             places = self.outputs[0].size // BYTES["float32"] * INDEX_BYTES
             kept.append(Tensor(f"{self.outputs[0].name}/places", places))
         return tuple(kept)
+
+
+@dataclass
+class Late:
+    """Gradients of weights still to be made: what they are made from is held until then."""
+
+    waiting: list[tuple[Operation, str]] = field(default_factory=list)
+
+    def settle(self, ledger: Ledger, working: int = 0) -> None:
+        """Makes them, next to ``working`` bytes that something else needs meanwhile."""
+        for operation, storage in self.waiting:
+            for name, size in operation.weights:
+                ledger.earn(name, size)
+            ledger.note(operation.title, operation.copies + operation.working_bytes + working)
+            for tensor in operation.outputs:
+                ledger.consume(f"late/{tensor.name}")
+            ledger.drop(storage)
+        self.waiting.clear()
 
 
 class Piece:
@@ -132,17 +154,27 @@ class Piece:
                 if ends and tensor.name not in self.exports:
                     ledger.drop(self._storage(tensor.name))
 
-    def backward(self, ledger: Ledger) -> None:
+    def backward(self, ledger: Ledger, late: Late | None = None) -> None:
         """Gradients run back; what was kept goes as they pass."""
         for operation in reversed(self.operations):
             if not operation.tracked:
                 continue
+            waits = late is not None and operation.waits and bool(operation.weights)
+            if late is not None and waits:
+                late.settle(ledger)  # one waits at a time
+            for name, size in () if waits else operation.weights:
+                ledger.earn(name, size)
             for tensor in operation.inputs:
                 if tensor.gradient:
                     ledger.flow(self.apart + tensor.name, tensor.gradient)
             ledger.note(operation.title, operation.copies + operation.working_bytes)
             for tensor in operation.outputs:
                 ledger.consume(self.apart + tensor.name)
+                if waits:
+                    ledger.flow(f"late/{tensor.name}", tensor.size)
+            if late is not None and waits:
+                ledger.hold(own := self._storage(operation.keeps[0].name), operation.keeps[0].size)
+                late.waiting.append((operation, own))
             for tensor in operation.keeps:
                 ledger.drop(self._storage(tensor.name))
         for name in self._last if self.apart else ():

@@ -153,10 +153,7 @@ class Tiling:
 
     def widened(self, name: str, box: Box, group: int) -> Box:
         """A box that is whole along every dimension that is not cut, as operators expect."""
-        for dim, letter in enumerate(self.axes(name, group)):
-            if letter == "." and not box.is_empty:
-                box = box.replace(dim, (0, self.graph.shape(name)[dim]))
-        return box
+        return widened(box, self.axes(name, group), self.graph.shape(name))
 
     def _walk(self) -> None:
         for index in reversed(range(len(self.graph.nodes))):
@@ -235,3 +232,11 @@ class Tiling:
 
 def _hulls(ones: Boxes, others: Boxes) -> Boxes:
     return tuple(one.hull(other) for one, other in zip(ones, others, strict=True))
+
+
+def widened(box: Box, axes: Axes, shape: tuple[int, ...]) -> Box:
+    """The box made whole along every dimension without a letter."""
+    for dim, letter in enumerate(axes):
+        if letter == "." and not box.is_empty:
+            box = box.replace(dim, (0, shape[dim]))
+    return box

@@ -51,7 +51,10 @@ class MomentsStep:
                 full = part.new_zeros(self.step.reduction.shape)
                 full[:, self.place] = part
                 part = full
-        moments = merge(part, run.links, self.counts)
+        if run.links.devices == 1 and part.is_cuda:  # nothing to merge: the host need not wait
+            moments = torch.stack([part[0], part[1] / self._total(part[0])])
+        else:
+            moments = merge(part, run.links, self.counts)
         run.held[self.step.target] = moments
         if self.step.target in run.carriers:
             run.saved[self.index] = (None if self.again else x, moments)

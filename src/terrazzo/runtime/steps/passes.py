@@ -10,7 +10,6 @@ from torch import Tensor
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
 from terrazzo.records import Node
-from terrazzo.runtime.allocator import trim
 from terrazzo.runtime.operators import Operator, local_operator
 from terrazzo.runtime.steps.compute import held_boxes
 from terrazzo.runtime.steps.step import Piece, Run
@@ -32,11 +31,10 @@ class PassesStep:
         held = run.box(self.step.target)
         with torch.no_grad():
             for strip in self.strips:
+                run.ease()
                 tensors = {name: self._read(run, strip, name) for name in strip.reads}
                 result[strip.box.within(held).slices()] = self._compute(run, strip, tensors)
         run.held[self.step.target] = result
-        if run.torch_device.type == "cpu":
-            trim()
 
     @staticmethod
     def _read(run: Run, strip: _Strip, name: str) -> Tensor:
@@ -72,17 +70,16 @@ class PassesStep:
         totals: dict[str, Tensor] = {}
         ours: set[str] = set()
         for strip in self.strips:
+            run.ease()
             part = grad[strip.box.within(held).slices()]
             for name, found in self._strip_backward(run, strip, part).items():
-                if self._gather(run, totals, name, strip, found):
+                if self._gather(run, totals, name, strip, found, ours=name in ours):
                     ours.add(name)
         for name, total in totals.items():
             fresh = name not in run.grads
             run.add(name, total)
             if fresh and name in ours:
                 run.exclusive.add(name)
-        if run.torch_device.type == "cpu":
-            trim()
 
     def _strip_backward(self, run: Run, strip: _Strip, grad: Tensor) -> Mapping[str, Tensor]:
         """Computes one strip again, this time with autograd, and differentiates it."""
@@ -118,7 +115,14 @@ class PassesStep:
         return found
 
     def _gather(
-        self, run: Run, totals: dict[str, Tensor], name: str, strip: _Strip, part: Tensor
+        self,
+        run: Run,
+        totals: dict[str, Tensor],
+        name: str,
+        strip: _Strip,
+        part: Tensor,
+        *,
+        ours: bool,
     ) -> bool:
         """Adds the gradient of one strip's read to that of the array; True if the sum is ours."""
         if part.shape == run.box(name).shape and name not in totals:
@@ -127,7 +131,7 @@ class PassesStep:
         if name not in totals:
             totals[name] = run.zeros(name)
         elif totals[name].shape == part.shape:
-            totals[name] = totals[name] + part
+            totals[name] = totals[name].add_(part) if ours else totals[name] + part
             return True
         totals[name][strip.reads[name].within(run.box(name)).slices()] += part
         return True

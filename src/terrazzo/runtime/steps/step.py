@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from terrazzo.geometry import Box
+from terrazzo.runtime.allocator import Room
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.kernels import Site
 from terrazzo.runtime.links import Links
@@ -52,6 +53,8 @@ class Run:
     live: frozenset[str] = frozenset()
     buckets: Buckets | None = None
     autocast: torch.dtype | None = None
+    room: Room | None = None
+    """What this call may take, where memory is short."""
 
     @property
     def device(self) -> int:
@@ -95,6 +98,11 @@ class Run:
         else:
             self.grads[name] = before + grad
             self.exclusive.add(name)
+
+    def ease(self) -> None:
+        """Between two pieces of work: keeps this process as small as it can be."""
+        if self.room is not None:
+            self.room.ease()
 
     def catch_up(self) -> None:
         """Makes the gradients that had to wait."""
