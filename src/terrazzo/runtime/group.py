@@ -50,10 +50,6 @@ class Group:
         """Starts summing over all members, in place."""
         return self._gloo.allreduce([tensor])
 
-    def swap(self, received: Tensor, sent: Tensor) -> Any:
-        """Starts sending row i to member i, and receiving row i from it."""
-        return self._gloo.alltoall_base(received, sent, [], [])
-
     def broadcast(self, tensor: Tensor, source: int) -> Any:
         options = dist.BroadcastOptions()
         options.rootRank = source

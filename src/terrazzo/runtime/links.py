@@ -23,14 +23,17 @@ from terrazzo.errors import PeerLost, RunError
 from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
-from terrazzo.runtime.sockets import Connection, connections, hang_up
+from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
+from terrazzo.runtime.wire import Wire
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LONGEST_GIST = 120
+LONG_BYTES = 1 << 17
+"""What a connection holds while nobody looks after it; more is left to gloo's threads."""
 
 
 @dataclass
@@ -68,8 +71,21 @@ class Links:
                 self._small = self._group("small", everybody, limit)
                 self._bulk = self._group("bulk", everybody, limit)
             self._circles: dict[tuple[int, ...], Group] = {everybody: self._bulk}
+            if self.devices > 1:
+                self._wire = self._open_wire(connections() - before)
             self._sockets = connections() - before
             atexit.register(self.close)
+
+    def _open_wire(self, over: Iterable[Connection]) -> Wire:
+        """Where gloo's connections end here, others can reach this device."""
+        with self._guard():
+            try:
+                return Wire(
+                    self._store, self.device, self.devices,
+                    address=own_address(over), timeout_s=self.timeout_s,
+                )  # fmt: skip
+            except OSError as error:
+                raise RuntimeError(f"connecting to the other devices failed: {error}") from error
 
     def _group(self, name: str, members: Sequence[int], limit: timedelta) -> Group:
         return Group(name, members, store=self._store, limit=limit)
@@ -98,21 +114,27 @@ class Links:
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
         self._meanwhile(staging.settle)  # the GPU is at work, not the links
+        self.counters.sent_bytes += sum(map(_size, (tensor for _, _, tensor in leaving)))
         waiting = []
         peer = self.device
         try:
             for peer, tag, tensor in arriving:
-                waiting.append((peer, self._small.receive(tensor, peer, tag)))
+                if _is_long(tensor, meanwhile):
+                    waiting.append((peer, self._small.receive(tensor, peer, tag)))
             for peer, tag, tensor in leaving:
-                waiting.append((peer, self._small.send(tensor, peer, tag)))
-                self.counters.sent_bytes += tensor.numel() * tensor.element_size()
-            self._meanwhile(meanwhile)
+                if _is_long(tensor, meanwhile):
+                    waiting.append((peer, self._small.send(tensor, peer, tag)))
+            self._wire.talk(
+                [(p, tensor) for p, _, tensor in leaving if not _is_long(tensor, meanwhile)],
+                [(p, tensor) for p, _, tensor in arriving if not _is_long(tensor, meanwhile)],
+                meanwhile=self._timed(meanwhile),
+            )
             for peer, work in waiting:  # noqa: B007 - named if it fails
                 work.wait()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise self._lost(error, peer) from error
+            raise self._lost(error, getattr(error, "peer", peer)) from error
         staging.land()
 
     def gather(
@@ -129,12 +151,16 @@ class Links:
         """
         if self.devices == 1:
             return tensor.unsqueeze(0)
-        copies = to_host(tensor).expand(self.devices, *tensor.shape).contiguous()
-        parts = torch.empty_like(copies)
+        own = to_host(tensor).contiguous()
+        parts = own.new_empty(self.devices, *own.shape)
+        parts[self.device] = own
+        others = [device for device in range(self.devices) if device != self.device]
         with self._guard():
-            work = self._small.swap(parts, copies)
-            self._meanwhile(meanwhile)
-            work.wait()
+            self._wire.talk(
+                [(device, own) for device in others],
+                [(device, parts[device]) for device in others],
+                meanwhile=self._timed(meanwhile),
+            )
         if counted:
             self.counters.summed_bytes += tensor.numel() * tensor.element_size()
         return parts.to(tensor.device)
@@ -219,6 +245,9 @@ class Links:
         finally:
             self.counters.away_s += time.perf_counter() - begin
 
+    def _timed(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
+        return None if work is None else lambda: self._meanwhile(work)
+
     def _meanwhile(self, work: Callable[[], None] | None) -> None:
         """Does something else, which is work of its own although messages are on their way."""
         if work is not None:
@@ -238,7 +267,7 @@ class Links:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise self._lost(error, peer) from error
+            raise self._lost(error, getattr(error, "peer", peer)) from error
 
     def _check_whole(self) -> None:
         if self._broken is not None:
@@ -281,12 +310,23 @@ class Links:
         if self._broken is None:
             self._broken = RunError("this device has left the others")
             hang_up(self._sockets)
+        if hasattr(self, "_wire"):
+            self._wire.close()
         if hasattr(self, "_small"):
             del self._small, self._bulk, self._circles
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_long(tensor: Tensor, meanwhile: Callable[[], None] | None) -> bool:
+    """Whether a message would stand still while this device does something else."""
+    return meanwhile is not None and _size(tensor) > LONG_BYTES
 
 
 def _gist(error: RuntimeError) -> str:

@@ -80,7 +80,7 @@ class Operator:
             filled: list[Any] = _filled(self.args, iter(tensors))
             return filled
         arguments: list[Any] = [*self.args]
-        for slot, tensor in zip(self._slots, tensors, strict=True):
+        for slot, tensor in zip(self._slots, tensors, strict=False):  # a bias may be left out
             arguments[slot] = tensor
         return arguments
 

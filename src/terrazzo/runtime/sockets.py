@@ -35,6 +35,14 @@ def connections() -> frozenset[Connection]:
     return frozenset(found)
 
 
+def own_address(known: Iterable[Connection]) -> tuple[socket.AddressFamily, str]:
+    """This end of a connection: its kind of address, and the address."""
+    for connection in known:
+        with _duplicate(connection.number) as one:
+            return socket.AddressFamily(one.family), one.getsockname()[0]
+    raise OSError("no connection to another device is open")
+
+
 def hang_up(known: Iterable[Connection]) -> None:
     """Shuts these down, as far as they are still what they were."""
     for connection in known:
