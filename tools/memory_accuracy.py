@@ -6,8 +6,7 @@ For each network and batch a few plans of different kinds are predicted and run 
 each in a control group of its own (as root; without, resident memory of the processes, which also
 counts code that torch loads late). Computing and links run at full speed: neither changes what a
 step holds. Measured is the peak of the steps beyond the process after import and joining, as in
-races; predicted is what the planner says, the images that a device holds beyond its own box, and
-what building a net leaves in a process (``terrazzo.planner.wishes``).
+races; predicted is what the planner says.
 """
 
 from __future__ import annotations
@@ -98,19 +97,13 @@ def _gaps(case: Case, devices: int, files: Sequence[Path], kinds: Sequence[str])
     torch.manual_seed(0)
     images = torch.randn(case.batch, 3, case.side, case.side)
     graph = export(WithLoss(build(case.model)), (images,)).graph
-    (name,) = (name for name in graph.inputs if name)
     plans = {path.name: Plan.load(path) for path in files}
     plans |= {} if files else _plans(graph, devices)
     for kind, plan in plans.items():
         if not any(word in kind for word in kinds):
             continue
         program = lower(graph, plan)
-        given = program.given.get(name)
-        predicted = tuple(
-            memory_bytes(program, device)
-            + (images.nbytes - given[device].size * images.element_size() if given else 0)
-            for device in range(devices)
-        )
+        predicted = tuple(memory_bytes(program, device) for device in range(devices))
         what = f"{case.model} {case.side} x{case.batch}, {kind}"
         measured = _measured(case, plan)
         if isinstance(measured, str):

@@ -142,7 +142,9 @@ def parallelize(
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
     planner = Planner(links, wishes, plan=plan, profile=profile)
-    net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every)
+    short = memory is not None or objective == "memory" or passes > 0
+    lean = short or (plan is not None and any(group.passes for group in plan.groups))
+    net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every, lean=lean)
     net.prepare(_checked(example))
     return net
 

@@ -67,12 +67,13 @@ class Net(nn.Module):
         seed: int,
         nan: str,
         align_every: int,
+        lean: bool = False,
     ) -> None:
         super().__init__()
         self.__dict__.update(
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
-            _begun=weakref.WeakSet(), _known=None, _pace=Pace(),
+            _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(),
         )  # fmt: skip
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
@@ -210,7 +211,7 @@ class Net(nn.Module):
             ready = self._make_ready(self._exports[key], self._lowered(graph, self._plans(graph)))
         self._ready[key] = ready  # the latest is last
         if not self._example:
-            self.__dict__["_example"] = (leaves, tree)
+            self.__dict__["_example"] = ([_outline(leaf) for leaf in leaves], tree)
         return ready
 
     def _exported(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Export:
@@ -219,7 +220,9 @@ class Net(nn.Module):
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
         with self._weights.shown_whole():
-            return export_together(self._model, self._links, args=args, kwargs=kwargs)
+            return export_together(
+                self._model, self._links, args=args, kwargs=kwargs, lean=self._lean
+            )
 
     def _make_ready(self, exported: Export, program: Program) -> Ready:
         subject = fingerprint(program.plan.to_json())
@@ -346,6 +349,13 @@ def _autocast(leaves: Sequence[Any]) -> str:
     placed = (leaf.device.type for leaf in leaves if isinstance(leaf, (Tensor, Part)))
     kind = next(placed, "cpu")
     return f"{kind} {torch.get_autocast_dtype(kind)}" if torch.is_autocast_enabled(kind) else "none"
+
+
+def _outline(leaf: Any) -> Any:
+    """A tensor's shape and kind without its memory: a net lives longer than its first batch."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:

@@ -16,21 +16,31 @@ from torch import nn
 from terrazzo.errors import ModelError
 from terrazzo.graph.export import Export, export
 from terrazzo.records import Graph
+from terrazzo.runtime.aside import export_aside
 from terrazzo.runtime.links import Links
 
 
 def export_together(
-    model: nn.Module, links: Links, *, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    links: Links,
+    *,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    lean: bool = False,
 ) -> Export:
-    """The same export on every device; what device 0 cannot export, nobody can."""
+    """The same export on every device; what device 0 cannot export, nobody can.
+
+    ``lean``: memory is short, so what exporting needs shall not stay.
+    """
+    exported = export_aside if lean else export
     if links.devices == 1:
-        return export(model, args, kwargs)
+        return exported(model, args, kwargs)
     links.where = "exporting the model"
     made: Export | None = None
     letter: dict[str, str] = {}
     if links.device == 0:
         try:
-            made = export(model, args, kwargs)
+            made = exported(model, args, kwargs)
             letter = {"graph": made.graph.to_json()}
         except ModelError as error:
             letter = {"error": str(error)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from terrazzo.bench.task import WithLoss, gradients_of, loss_of, optimizer_of
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.net import Net
+from terrazzo.runtime.part import Part
 
 
 class Terrazzo:
@@ -49,7 +51,7 @@ class TerrazzoTrainer(Trainer):
     def __init__(self, peer: Terrazzo, work: Work) -> None:
         task = work.task()
         self.work, self.model, self.images = work, task.model, task.images
-        self.loss: Callable[[Tensor], Tensor]
+        self.loss: Callable[[Any], Tensor]
         whole = WithLoss(task.model)
         if peer.plan is None:
             net = tz.parallelize(whole, (task.images,), layout=peer.layout, groups=peer.groups)
@@ -57,7 +59,16 @@ class TerrazzoTrainer(Trainer):
         else:
             net = self._planned(whole, tz.Plan.load(peer.plan))
         self.net = net
+        self._keep_own_part()
         self.optimizer = optimizer_of(task.model.parameters())
+
+    def _keep_own_part(self) -> None:
+        """Of the images what this device needs, as ``tz.feed`` would leave with it."""
+        shape = tuple(self.images.shape)
+        (boxes,) = self.net.boxes([shape])
+        box = boxes[self.work.device]
+        self.fed = Part(self.images[box.slices()].clone(), box, shape)
+        del self.images
 
     def _planned(self, whole: WithLoss, plan: tz.Plan) -> Net:
         """A plan for the model with its loss, or for the bare model: the loss stays outside."""
@@ -70,7 +81,7 @@ class TerrazzoTrainer(Trainer):
         return net
 
     def step(self) -> None:
-        torch.autograd.backward(self.loss(self.images))
+        torch.autograd.backward(self.loss(self.fed))
 
     def update(self) -> None:
         self.optimizer.step()
