@@ -7,19 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from terrazzo.runtime.pace import (
-    LEAST_S,
-    LIMIT,
-    LONGEST_WINDOW,
-    MOST,
-    WARM_UP,
-    WINDOW,
-    Foreseen,
-    Pace,
-    beside_others,
-    slowness,
-    strays,
-)
+from terrazzo.runtime.pace import LONGEST_WINDOW, WARM_UP, WINDOW, Foreseen, Pace
+from terrazzo.schedule.pace import LEAST_S, LIMIT, MOST, beside_others, slowness, strays
 
 EXPECTED = (0.1, 0.2, 0.1)
 
@@ -40,7 +29,15 @@ def test_a_device_is_measured_beside_the_others() -> None:
     assert beside_others((0.2, 0.4, 0.4), EXPECTED) == pytest.approx([1.0, 1.0, 2.0])
     assert beside_others((0.1, 0.2, 0.05), EXPECTED) == pytest.approx([1.0, 1.0, 0.5])
     assert beside_others((0.1, 0.3), (0.1, 0.1)) == pytest.approx([1.0, 3.0])
-    assert beside_others((0.1, 9.0), (0.1, 0.001)) == [pytest.approx(1.0), None]
+    assert beside_others((0.1, 0.04), (0.1, 0.001)) == [pytest.approx(1.0), None]
+
+
+def test_little_work_says_little() -> None:
+    left_out = (0.3, 0.35, 0.11)  # nothing to compute but Python's part of each step
+    assert beside_others((0.3, 0.35, 0.04), left_out)[2] is None
+    assert strays(steps(1, 1, 0.3, expected=left_out), left_out) == ()
+    (slow,) = strays(steps(1, 1, 5, expected=left_out), left_out)  # so slow that others wait for it
+    assert (slow.device, slow.is_slow) == (2, True)
 
 
 def test_all_as_slow_is_no_straying() -> None:
@@ -104,8 +101,8 @@ def test_news_come_once_and_after_a_full_window() -> None:
 
 def test_without_a_prediction_the_first_steps_are_the_measure() -> None:
     pace, foreseen = Pace(), Foreseen("graph", None)
-    assert heard(pace, steps(1, 3, 1, count=60), foreseen) == []
-    assert len(heard(pace, steps(1, 3, 3, count=WINDOW), foreseen)) == 1
+    assert heard(pace, steps(2, 1, 1, count=60), foreseen) == []
+    assert len(heard(pace, steps(2, 1, 3, count=WINDOW), foreseen)) == 1
     assert "device 2" in pace.words() and "first steps" in pace.words()
 
 

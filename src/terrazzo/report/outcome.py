@@ -13,6 +13,7 @@ from statistics import median
 
 from terrazzo.report.reading import Reading
 from terrazzo.report.steps import Step
+from terrazzo.schedule.pace import slowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,10 @@ class Outcome:
 
     @property
     def slowness(self) -> tuple[float, ...]:
-        """How many times as long as predicted each device computes; at a loss, as predicted."""
-        return tuple(figure.times or 1.0 for figure in self.total.compute)
+        """How many times as long as predicted each device computes."""
+        figures = self.total.compute
+        measured, predicted = zip(*((f.measured_s, f.predicted_s) for f in figures), strict=True)
+        return slowness([measured], predicted)
 
 
 def outcome(reading: Reading) -> Outcome | None:

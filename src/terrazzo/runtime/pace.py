@@ -2,10 +2,6 @@
 
 With the note before a forward call every device tells how long it has computed in the step before.
 So all devices judge by the same numbers, and come to the same verdict at the same call.
-
-A device is judged beside the others: predictions may be wrong for all alike, and a plan is as good
-as its balance. It strays when it is slower (or faster) than planned by a quarter in most of the
-last steps; one slow step, or a few, mean nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
+from statistics import median
 
-WINDOW = 20
-MOST = 0.75
-"""The part of a window's steps in which a device must stray for it to count."""
-LIMIT = 1.25
+from terrazzo.schedule.pace import Row, Stray, slowness, strays
+
+WINDOW, LONGEST_WINDOW = 20, 640
 WARM_UP = 3
 """Steps after a plan is new that do not count: caches are cold."""
-LEAST_S = 5e-3
-"""Steps shorter than this say more about the operating system than about a device."""
-IDLE = 0.1
-"""A device that is to compute less than this part of what the busiest computes is not judged."""
-LONGEST_WINDOW = 640
-
-Row = tuple[float, ...]
-"""Seconds that each device has computed in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,58 +24,6 @@ class Foreseen:
 
     graph: str
     compute_s: Row | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stray:
-    """A device that computes at another rate than planned, beside the others."""
-
-    device: int
-    rate: float
-    """Of what was planned: 0.6 is slower, 1.6 faster."""
-
-    @property
-    def is_slow(self) -> bool:
-        return self.rate < 1.0
-
-
-def beside_others(row: Sequence[float], expected: Sequence[float]) -> list[float | None]:
-    """How many times as long as expected each device took, over what is usual among them.
-
-    None stands for a device that has next to nothing to compute.
-    """
-    busiest = max(expected)
-    times = [s / e if e > IDLE * busiest else None for s, e in zip(row, expected, strict=True)]
-    usual = median_low([one for one in times if one is not None])
-    return [None if one is None else one / usual for one in times]
-
-
-def strays(rows: Sequence[Row], expected: Sequence[float]) -> tuple[Stray, ...]:
-    """The devices that have strayed in most of these steps."""
-    if max(median(column) for column in zip(*rows, strict=True)) < LEAST_S:
-        return ()
-    table = [beside_others(row, expected) for row in rows]
-    found = []
-    for device in range(len(expected)):
-        times = [row[device] for row in table]
-        judged = [one for one in times if one is not None]
-        slow = sum(one > LIMIT for one in judged)
-        fast = sum(one < 1 / LIMIT for one in judged)
-        if max(slow, fast) >= MOST * len(rows):
-            found.append(Stray(device, 1 / median(judged)))
-    return tuple(found)
-
-
-def slowness(rows: Sequence[Row], expected: Sequence[float]) -> Row:
-    """How many times as long as expected each device takes; the idle as long as is usual."""
-    busiest = max(expected)
-    columns = list(zip(*rows, strict=True))
-    times = [
-        median(column) / e if e > IDLE * busiest else None
-        for column, e in zip(columns, expected, strict=True)
-    ]
-    usual = median_low([one for one in times if one is not None])
-    return tuple(usual if one is None else one for one in times)
 
 
 class Pace:
