@@ -88,5 +88,25 @@ def test_a_slow_device_is_named_and_gets_less() -> None:
     assert before != after
     assert changed and all(other[3] == changed for other in answers)
     assert "device 2 computes at 0." in said and "of its planned rate" in said
-    assert "planned anew" in said
+    assert "planned anew" in said and "temperature" not in said
     assert answers[1][2] == answers[2][2] == ""  # one device speaks for all
+
+
+def unheeded() -> str:
+    """The same without asking for another plan, and without any prediction."""
+    data = batches(2 * WINDOW + WARM_UP + 5, SHAPE)
+    net = tz.parallelize(model(), (data[0][0],), layout="tiles:3x1")
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        train(net, optimizer, data[: WINDOW + WARM_UP + 2])
+        with burning(1):
+            train(net, optimizer, data[WINDOW + WARM_UP + 2 :])
+    return said.getvalue()
+
+
+def test_without_a_plan_anew_it_is_said_what_to_do() -> None:
+    first, *others = run_on(3, unheeded, timeout_s=240)
+    assert "device 1 computes at 0." in first and "of the rate of its first steps" in first
+    assert "look at its temperature" in first
+    assert others == ["", ""]

@@ -41,6 +41,7 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
 def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     """Another plan, where devices stray from the one that is; the same decision on all."""
     pace = net._pace
+    pace.is_kept = True
     if not pace.strays or not pace.is_planned:
         return False
     before, words = net.plan, pace.words()
@@ -54,9 +55,9 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
 
 
 def tell_pace(net: Net) -> None:
-    """One line about devices that are slower than planned."""
+    """One line about devices that are slower than planned, where nobody does anything about it."""
     pace = net._pace
-    if not any(stray.is_slow for stray in pace.strays):
+    if (pace.is_kept and pace.is_planned) or not any(stray.is_slow for stray in pace.strays):
         return
     help_ = "look at its temperature and at what else runs on it"
     if pace.is_planned:

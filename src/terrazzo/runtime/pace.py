@@ -33,6 +33,8 @@ class Pace:
         self.foreseen: Foreseen | None = None
         self.strays: tuple[Stray, ...] = ()
         """As told last; empty while all devices keep the pace."""
+        self.is_kept = False
+        """Whether the script asks for another plan when devices stray."""
         self._window = WINDOW
         self._worked_s = 0.0
         self._restart(None)
