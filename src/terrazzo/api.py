@@ -79,7 +79,7 @@ def plan(
     layout: str | Layout = "auto",
     groups: Groups = "auto",
     passes: int = 0,
-    memory: str | int | None = None,
+    memory: str | int | Sequence[str | int] | None = None,
     objective: str = "time",
     profile: Profile | str | Path | None = None,
 ) -> Plan:
@@ -111,7 +111,7 @@ def parallelize(
     layout: str | Layout = "auto",
     groups: Groups = "auto",
     passes: int = 0,
-    memory: str | int | None = None,
+    memory: str | int | Sequence[str | int] | None = None,
     objective: str = "time",
     profile: Profile | str | Path | None = None,
     seed: int | None = None,
@@ -124,8 +124,9 @@ def parallelize(
     from ``seed`` (default: torch's initial seed). ``nan="allow"`` lets NaN pass as PyTorch does.
     With ``passes`` of 1 or more only what enters each group is kept for the backward pass, and
     groups are computed in that many strips: less memory, more time, the same numbers; also alone.
-    ``memory`` ("700MiB", or bytes) chooses groups and passes so that a step fits: weights, their
-    gradients and everything between, on top of the idle process and the optimiser's state.
+    ``memory`` ("700MiB", bytes, or one for each device) chooses groups and passes so that a step
+    fits: weights, their gradients and everything between, on top of the idle process and the
+    optimiser's state.
     ``layout``, ``groups``, ``objective`` and ``profile`` are those of ``tz.plan``; what is left
     open is planned by device 0 for all.
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:

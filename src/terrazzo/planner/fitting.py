@@ -42,25 +42,69 @@ def needed(graph: Graph, plan: Plan) -> Footprint:
     )
 
 
-def fit(graph: Graph, plan: Plan, limit_bytes: int) -> Plan:
-    """The plan itself if it fits, else one with passes in the same layouts that repeats least."""
-    plain = needed(graph, plan)
-    if plain.total_bytes <= limit_bytes:
+@dataclass(frozen=True, slots=True)
+class Tightest:
+    """The device that misses its limit by most, or comes closest to it."""
+
+    device: int
+    foot: Footprint
+    limit_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.foot.total_bytes - self.limit_bytes
+
+
+def tightest(graph: Graph, plan: Plan, limits: Sequence[int]) -> Tightest:
+    """Where a plan is held against the limits of its devices."""
+    program = lower(graph, plan)
+    return max(
+        (Tightest(d, footprint(program, d), limit) for d, limit in enumerate(limits)),
+        key=lambda found: found.missing_bytes,
+    )
+
+
+def fit(
+    graph: Graph, plan: Plan, limits: int | Sequence[int], *, names: Sequence[str] = ()
+) -> Plan:
+    """The plan itself if it fits, else one with passes in the same layouts that repeats least.
+
+    ``limits``: one for all devices, or one for each.
+    """
+    limits = (limits,) * plan.devices if isinstance(limits, int) else limits
+    plain = tightest(graph, plan, limits)
+    if plain.missing_bytes <= 0:
         return plan
     for passes in PASSES:
-        search = _Search(graph, plan, passes)
-        found = search.within(limit_bytes)
+        search = _Search(graph, plan, passes, limits)
+        found = search.within()
         if found is not None:
             return found
     last = search.smallest()
-    smallest = needed(graph, last)
-    if smallest.total_bytes <= limit_bytes:
+    smallest = tightest(graph, last, limits)
+    if smallest.missing_bytes <= 0:
         return last
-    least = min(plain, smallest, key=lambda found: found.total_bytes)
-    raise PlanError(_too_much(plan, plain, least, limit_bytes))
+    least = min(plain, smallest, key=lambda found: found.missing_bytes)
+    raise TooLittleMemory(_too_much(plan, plain, least, names), least.missing_bytes)
 
 
-def _too_much(plan: Plan, plain: Footprint, smallest: Footprint, limit_bytes: int) -> str:
+def smallest_plan(graph: Graph, plan: Plan) -> list[Plan]:
+    """The plan with passes that need the least memory, in few strips and in many."""
+    none = (0,) * plan.devices
+    return [_Search(graph, plan, passes, none).smallest() for passes in PASSES[1:]]
+
+
+class TooLittleMemory(PlanError):
+    """No passes make a plan fit."""
+
+    def __init__(self, text: str, missing_bytes: int) -> None:
+        super().__init__(text)
+        self.missing_bytes = missing_bytes
+
+
+def _too_much(plan: Plan, whole: Tightest, least: Tightest, names: Sequence[str]) -> str:
+    plain, smallest, limit_bytes = whole.foot, least.foot, least.limit_bytes
+    where = names[least.device] if names else f"device {least.device}"
     parts = (
         f"weights and their gradients {bytes_text(smallest.weights_bytes)} + "
         f"{bytes_text(smallest.weight_gradients_bytes)}, maps and their gradients "
@@ -68,7 +112,7 @@ def _too_much(plan: Plan, plain: Footprint, smallest: Footprint, limit_bytes: in
     )
     more = "more devices" if plan.devices > 1 else "several devices"
     return (
-        f"a training step needs at least {bytes_text(smallest.total_bytes)} on each device, limit "
+        f"a training step needs at least {bytes_text(smallest.total_bytes)} on {where}, limit "
         f"{bytes_text(limit_bytes)} ({parts}; without passes {bytes_text(plain.total_bytes)}). "
         f'Try memory="{ceil(smallest.total_bytes / MIB)}MiB", smaller inputs or {more}.'
     )
@@ -115,26 +159,25 @@ class _State:
 class _Search:
     """Group borders for one number of passes."""
 
-    def __init__(self, graph: Graph, plan: Plan, passes: int) -> None:
-        self.graph, self.passes = graph, passes
+    def __init__(self, graph: Graph, plan: Plan, passes: int, limits: Sequence[int]) -> None:
+        self.graph, self.passes, self.limits = graph, passes, limits
         heavy = [node.output for node in graph.nodes if is_heavy(node, graph)]
         self.each = _with_borders(graph, plan, heavy, passes)
-        program = lower(graph, self.each)
-        walks = [footprint(program, device) for device in range(plan.devices)]
-        self.base = max(walks, key=lambda walk: walk.total_bytes)
-        self.items = _items(program, walks.index(self.base))
+        most = tightest(graph, self.each, limits)
+        self.base = most.foot
+        self.items = _items(lower(graph, self.each), most.device)
         self.flows = _flows(self.items)
         self._runs: dict[tuple[int, int], _Run] = {}
 
-    def within(self, limit_bytes: int) -> Plan | None:
+    def within(self) -> Plan | None:
         """A plan that fits, by the search and by the walk."""
-        budget = limit_bytes
+        budget = tightest(self.graph, self.each, self.limits).limit_bytes
         for _ in range(ATTEMPTS):
             ends = self._borders(self._room(budget))
             if ends is None:
                 return None
             plan = _with_borders(self.graph, self.each, ends, self.passes)
-            excess = needed(self.graph, plan).total_bytes - limit_bytes
+            excess = tightest(self.graph, plan, self.limits).missing_bytes
             if excess <= 0:
                 return plan
             budget -= excess

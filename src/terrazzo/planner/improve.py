@@ -24,7 +24,7 @@ def improved(
     try_: Try,
     *,
     layouts: Sequence[Layout] = (),
-    limit_bytes: int | None = None,
+    limits: Sequence[int] | None = None,
     evaluations: int = 20,
 ) -> Tried:
     """Takes every change that helps, in turns, until none does or enough were tried."""
@@ -40,7 +40,7 @@ def improved(
             seen.add(change)
             left -= 1
             found = try_(start.name, change)
-            fits = limit_bytes is None or max(found.prediction.memory_bytes) <= limit_bytes
+            fits = limits is None or all(map(int.__le__, found.prediction.memory_bytes, limits))
             if fits and found.prediction.step_s < WORTH * best.prediction.step_s:
                 best, moved = found, True
                 break

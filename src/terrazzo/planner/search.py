@@ -27,9 +27,9 @@ from terrazzo.graph.rules import rule_for
 from terrazzo.graph.rules.windows import windowed
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title, plan_graph
-from terrazzo.planner.fitting import fit
 from terrazzo.planner.improve import improved, joined
 from terrazzo.planner.layouts import alone, candidates
+from terrazzo.planner.limits import limited, smallest, spread_limit
 from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.planner.stretch import HIDDEN, Ground, Numbers, Stretch, corners, price, results
@@ -92,11 +92,15 @@ def search(
     graph: Graph,
     profile: Profile,
     *,
-    memory_bytes: int | None = None,
+    memory_bytes: int | Sequence[int] | None = None,
     objective: str = TIME,
     optimizer: str = "sgd",
 ) -> Found:
-    """The plan with the least predicted time (or memory) for all devices of a profile."""
+    """The plan with the least predicted time (or memory) for all devices of a profile.
+
+    ``memory_bytes`` is the limit of each device, or one for all. The plan with the least memory
+    takes at most half as long again as the fastest.
+    """
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
     counted = memory_bytes is not None or objective == MEMORY
@@ -109,17 +113,19 @@ def search(
         plans = _uniform(graph, devices, speed)
         plans |= _searched(graph, profile, speed)
     tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
-    fits = _limit(bench, tried, memory_bytes)
-    best = min(fits.kept, key=_order(objective))
+    limits = spread_limit(memory_bytes, devices)
+    fits = limited(bench, tried, limits)
+    small = smallest(bench, fits.kept) if objective == MEMORY else fits.kept
+    best = min(small, key=_order(objective))
     if devices > 1 and objective == TIME:
-        best = _improved(bench, fits.kept, candidates(graph, speed), memory_bytes)
+        best = _improved(bench, fits.kept, candidates(graph, speed), limits)
     best = replace(best, prediction=_with_memory(bench, best))
     rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
 
 
 def _improved(
-    bench: Bench, kept: Sequence[Tried], layouts: Sequence[Layout], limit_bytes: int | None
+    bench: Bench, kept: Sequence[Tried], layouts: Sequence[Layout], limits: Sequence[int] | None
 ) -> Tried:
     """The best of what becomes of the best few."""
     order = _order(TIME)
@@ -131,7 +137,7 @@ def _improved(
             start,
             bench.try_,
             layouts=layouts,
-            limit_bytes=limit_bytes,
+            limits=limits,
             evaluations=max(4, rounds >> place),
         )
         for place, start in enumerate(plain)
@@ -153,51 +159,6 @@ def _order(objective: str) -> Callable[[Tried], tuple[float, float]]:
         return (found.step_s, most) if objective == TIME else (most, found.step_s)
 
     return order
-
-
-# ---- memory ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Fits:
-    kept: list[Tried]
-    refused: tuple[str, ...]
-
-
-FITTED = 4
-"""Plans that are given passes so that they fit into a limit: the fastest of those too large."""
-
-
-def _limit(bench: Bench, tried: Sequence[Tried], memory_bytes: int | None) -> _Fits:
-    """Those that fit, and the fastest others with passes."""
-    if memory_bytes is None:
-        return _Fits(list(tried), ())
-    kept = [t for t in tried if max(t.prediction.memory_bytes) <= memory_bytes]
-    large = [t for t in tried if max(t.prediction.memory_bytes) > memory_bytes]
-    fastest = min((t.prediction.step_s for t in kept), default=float("inf"))
-    quick = sorted(
-        (t for t in large if t.prediction.step_s < fastest), key=lambda t: t.prediction.step_s
-    )[:FITTED]
-    lean = sorted((t for t in large if t not in quick), key=_order(MEMORY))
-    refused: dict[str, str] = {}
-    for one in [*quick, *lean]:
-        if kept and one in lean:
-            break  # only where nothing else fits
-        try:
-            kept.append(_fitted(bench, one, memory_bytes))
-        except PlanError as error:
-            refused[one.name] = f"{one.name}: {error}"
-    if not kept:
-        raise PlanError(refused[min(tried, key=_order(MEMORY)).name])
-    return _Fits(kept, tuple(refused.values()))
-
-
-def _fitted(bench: Bench, one: Tried, memory_bytes: int) -> Tried:
-    """The plan with passes, so that it fits together with the optimiser's state."""
-    plain = predict(lower(bench.graph, one.plan), bench.prices, optimizer="sgd").memory_bytes
-    state = max(o - p for o, p in zip(one.prediction.memory_bytes, plain, strict=True))
-    plan = fit(bench.graph, one.plan, memory_bytes - state)
-    return bench.try_(f"{one.name}, with passes", plan)
 
 
 # ---- plans -------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, plan_graph
 from terrazzo.planner.fitting import fit
+from terrazzo.planner.limits import spread_limit, within
 from terrazzo.planner.search import MEMORY, TIME, Found, search
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.profile import Profile
@@ -28,7 +30,7 @@ class Wishes:
     layout: str | Layout = "auto"
     groups: Groups = "auto"
     passes: int = 0
-    memory: str | int | None = None
+    memory: str | int | Sequence[str | int] | None = None
     objective: str = TIME
     profile: Profile | None = None
 
@@ -39,8 +41,7 @@ class Wishes:
             raise UsageError(
                 "memory= chooses groups and passes by itself: leave groups= and passes= out"
             )
-        if self.memory is not None:
-            parse_bytes(self.memory)
+        parse_limits(self.memory)
         if self.objective not in (TIME, MEMORY):
             raise UsageError(f'objective={self.objective!r}: say "{TIME}" or "{MEMORY}"')
 
@@ -50,8 +51,9 @@ class Wishes:
         return self.layout == "auto" and self.groups == "auto" and not self.passes
 
     @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else parse_bytes(self.memory)
+    def memory_bytes(self) -> int | tuple[int, ...] | None:
+        """The limit of every device, or one for each."""
+        return parse_limits(self.memory)
 
     def plan(self, graph: Graph, devices: int) -> Plan:
         if self.profile is not None and self.is_open:
@@ -59,7 +61,8 @@ class Wishes:
         plan = plan_graph(
             graph, devices, layout=self.layout, groups=self.groups, passes=self.passes
         )
-        return plan if self.memory_bytes is None else fit(graph, plan, self.memory_bytes)
+        limits = spread_limit(self.memory_bytes, devices)
+        return plan if limits is None else fit(graph, plan, limits)
 
     def search(self, graph: Graph, devices: int) -> Found:
         """The best plan by the profile, and what else was looked at."""
@@ -72,14 +75,30 @@ class Wishes:
         found = search(
             graph, self.profile, memory_bytes=self.memory_bytes, objective=self.objective
         )
-        room = room_bytes(self.profile)
-        if self.memory is None and room and max(found.best.prediction.memory_bytes) > room:
+        rooms = rooms_bytes(self.profile)
+        if self.memory is None and not within(found.best.prediction.memory_bytes, rooms):
             with suppress(PlanError):  # nothing fits: the best plan stands, and is seen not to fit
-                return search(graph, self.profile, memory_bytes=room, objective=self.objective)
+                return search(graph, self.profile, memory_bytes=rooms, objective=self.objective)
         return found
 
 
+def parse_limits(
+    memory: str | int | Sequence[str | int] | None,
+) -> int | tuple[int, ...] | None:
+    """``"700MiB"`` for every device, or one for each: ``["700MiB", "3GiB"]``, ``"700MiB,3GiB"``."""
+    if memory is None or isinstance(memory, int):
+        return memory if memory is None else parse_bytes(memory)
+    parts = memory.split(",") if isinstance(memory, str) else list(memory)
+    found = tuple(parse_bytes(part.strip() if isinstance(part, str) else part) for part in parts)
+    return found[0] if len(found) == 1 else found
+
+
+def rooms_bytes(profile: Profile) -> tuple[int, ...] | None:
+    """What a step may take on each device beside the idle process; None: not known."""
+    known = [device.memory_bytes for device in profile.devices]
+    return tuple(max(0, size - IDLE_BYTES) for size in known) if all(known) else None
+
+
 def room_bytes(profile: Profile) -> int:
-    """What a step may take on the smallest device beside the idle process; 0: not known."""
-    known = [device.memory_bytes for device in profile.devices if device.memory_bytes]
-    return max(0, min(known) - IDLE_BYTES) if known else 0
+    """The same on the smallest device; 0: not known."""
+    return min(rooms_bytes(profile) or (0,))

@@ -55,7 +55,8 @@ class _Walk:
         self.lives = Lifetimes(program)
         size = sum(self._weight_bytes(v) for v in weights)
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
-        self.ledger = Ledger(Footprint(size + rest))
+        tidy = any(group.passes for group in program.plan.groups)
+        self.ledger = Ledger(Footprint(size + rest, tidy=tidy))
         self.late = Late()
         self.limits = bucket_bytes(program)
         self.buckets: dict[Circle, int] = {}
