@@ -118,6 +118,19 @@ def test_a_new_plan_begins_anew_and_takes_longer() -> None:
     assert heard(pace, rows * 20, Foreseen("graph", EXPECTED)) == [WARM_UP + LONGEST_WINDOW]
 
 
+def test_a_stray_is_measured_by_itself_where_it_was_seen_before() -> None:
+    """The others rest while they wait for it, and look faster than they are."""
+    pace, foreseen = Pace(), Foreseen("graph", EXPECTED)
+    heard(pace, steps(1.5, 1.5, 1.5, count=WINDOW + WARM_UP + 1, noise=0.0), foreseen)
+    heard(pace, steps(0.75, 0.75, 3.0, count=WINDOW, noise=0.0), foreseen)
+    assert [one.device for one in pace.strays] == [2]
+    assert pace.strays[0].rate == pytest.approx(0.25)
+    assert pace.slowness == pytest.approx((1, 1, 2))
+    fresh = Pace()
+    heard(fresh, steps(1.5, 1.5, 3.0, count=WINDOW + WARM_UP + 1, noise=0.0), foreseen)
+    assert fresh.slowness == pytest.approx((1, 1, 2))
+
+
 def test_only_steps_of_the_planned_graph_are_told() -> None:
     pace, foreseen = Pace(), Foreseen("graph", EXPECTED)
     pace.hear((0.0, 0.0, 0.0), foreseen)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from terrazzo.schedule.pace import Row, Stray, slowness, strays
+from terrazzo.schedule.pace import Row, Stray, beside_others, middle, strays
 
 WINDOW, LONGEST_WINDOW = 20, 640
 WARM_UP = 3
@@ -42,6 +41,8 @@ class Pace:
     def _restart(self, foreseen: Foreseen | None) -> None:
         self.foreseen, self.strays, self._skip = foreseen, (), WARM_UP
         self._rows: deque[Row] = deque(maxlen=self._window)
+        self._calm: Row | None = None
+        """Seconds of each device in the first steps of the plan, if nobody strayed in those."""
         self._expected = None if foreseen is None else foreseen.compute_s
 
     @property
@@ -55,9 +56,18 @@ class Pace:
 
     @property
     def slowness(self) -> Row:
-        """How many times as long as expected each device has taken in the last steps."""
+        """How many times as long as was thought each device takes; those that do not stray, once.
+
+        Devices that wait for a slow one have time to rest, and compute faster than they would
+        without it. So a stray is measured by itself, before and after, where that is known.
+        """
         assert self._expected is not None
-        return slowness(self._rows, self._expected)
+        found = {one.device: 1 / one.rate for one in self.strays}
+        if self._calm is not None:
+            now, beside = middle(self._rows), beside_others(self._calm, self._expected)
+            for device in found:
+                found[device] = now[device] / self._calm[device] * (beside[device] or 1.0)
+        return tuple(found.get(device, 1.0) for device in range(len(self._expected)))
 
     def be_patient(self) -> None:
         """After planning anew, with or without success, look twice as long before the next time."""
@@ -88,10 +98,12 @@ class Pace:
         if len(self._rows) < self._window:
             return False
         if self._expected is None:  # nothing was predicted: these first steps are the measure
-            self._expected = tuple(median(column) for column in zip(*self._rows, strict=True))
+            self._expected = middle(self._rows)
             self._rows.clear()
             return False
         found = strays(self._rows, self._expected)
+        if not found and self._calm is None:
+            self._calm = middle(self._rows)
         news = [one.device for one in found] != [one.device for one in self.strays]
         self.strays = found
         return news and bool(found)

@@ -8,7 +8,7 @@ says little about what it would do with more: it is not judged by that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -37,6 +37,11 @@ class Stray:
         return self.rate < 1.0
 
 
+def middle(rows: Iterable[Row]) -> Row:
+    """The median of each device."""
+    return tuple(median(column) for column in zip(*rows, strict=True))
+
+
 def usual(row: Sequence[float], expected: Sequence[float]) -> float:
     """How many times as long as expected busy devices took; of the middle two, the lower."""
     least = BUSY * max(expected)
@@ -57,7 +62,7 @@ def beside_others(row: Sequence[float], expected: Sequence[float]) -> list[float
 
 def strays(rows: Sequence[Row], expected: Sequence[float]) -> tuple[Stray, ...]:
     """The devices that have strayed in most of these steps."""
-    if max(median(column) for column in zip(*rows, strict=True)) < LEAST_S:
+    if max(middle(rows)) < LEAST_S:
         return ()
     table = [beside_others(row, expected) for row in rows]
     found = []
@@ -72,8 +77,8 @@ def strays(rows: Sequence[Row], expected: Sequence[float]) -> tuple[Stray, ...]:
 
 def slowness(rows: Sequence[Row], expected: Sequence[float]) -> Row:
     """How many times as long as expected each device takes; one that is not busy, as is usual."""
-    middle = [median(column) for column in zip(*rows, strict=True)]
-    common = usual(middle, expected)
+    seconds = middle(rows)
+    common = usual(seconds, expected)
     return tuple(
-        common if times is None else times * common for times in beside_others(middle, expected)
+        common if times is None else times * common for times in beside_others(seconds, expected)
     )
