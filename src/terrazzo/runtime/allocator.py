@@ -16,8 +16,12 @@ from typing import Any
 
 LEAST_BYTES = 4 << 20
 """Less free memory is not worth a look."""
-EARLY = 0.15
-"""Part of a step that one piece of work may add before anybody looks again."""
+IDLE = 0.17
+"""What may lie idle at the largest moment, of what a step needs then: less costs page faults."""
+LARGE_BYTES = 3 << 20
+"""From this size on, blocks get pages of their own where memory is short: few, and never idle."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of the C library for what ``mallopt`` sets."""
 STATM = "/proc/self/statm"
 
 
@@ -37,6 +41,7 @@ class Heap:
 
     def __init__(self, library: Any) -> None:
         self._trim, self._info = library.malloc_trim, library.mallinfo2
+        self._option = library.mallopt
         self._info.restype = _Info
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,6 +60,11 @@ class Heap:
         _, resident, shared = os.pread(self._statm, 96, 0).split()[:3]
         return (int(resident) - int(shared)) * self._page
 
+    def be_tidy(self) -> None:
+        """Large blocks apart from the heap, from now on: they leave no holes in it."""
+        self._option(M_MMAP_THRESHOLD, LARGE_BYTES)
+        self._option(M_TRIM_THRESHOLD, LEAST_BYTES)
+
     def trim(self) -> None:
         """Returns all free pages to the system."""
         self._trim(0)
@@ -66,8 +76,9 @@ class Room:
     """What one step may take on top of what is there when it begins."""
 
     def __init__(self, heap: Heap, step_bytes: int) -> None:
-        self.heap, self.step_bytes = heap, step_bytes
+        self.heap, self.most_bytes = heap, int((1 + IDLE) * step_bytes)
         self._before_bytes = 0
+        heap.be_tidy()
 
     def begin(self) -> Room:
         self._before_bytes = self.heap.in_use_bytes()
@@ -76,7 +87,7 @@ class Room:
     def ease(self) -> None:
         """Between two pieces of work: returns free pages if the process has grown too large."""
         heap = self.heap
-        bound = heap.other_bytes + self._before_bytes + int((1 - EARLY) * self.step_bytes)
+        bound = heap.other_bytes + self._before_bytes + self.most_bytes
         if heap.resident_bytes() > bound:
             idle = heap.resident_bytes() - heap.other_bytes - heap.in_use_bytes()
             if idle > LEAST_BYTES:

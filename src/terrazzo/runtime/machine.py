@@ -207,7 +207,7 @@ def _room(program: Program, device: int) -> Room | None:
     if own is None or not any(group.passes for group in program.plan.groups):
         return None
     foot = footprint(program, device)
-    return Room(own, foot.total_bytes - foot.weights_bytes)
+    return Room(own, foot.used_bytes - foot.weights_bytes)
 
 
 def _has_nan(tensor: Tensor | None) -> bool:

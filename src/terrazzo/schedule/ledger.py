@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-WASTE = 0.1
+WASTE = 0.2
 """Free memory between blocks in use where free pages are returned in time (plans with passes)."""
-LOOSE = 0.35
+LOOSE = 0.5
 """The same where the allocator is left alone; 15 to 60 % were measured (docs/log.md)."""
 LIBRARY_BYTES = 10 << 20
 """What a net is made of besides tensors, and what torch's kernels keep once they have run."""
