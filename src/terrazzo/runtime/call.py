@@ -249,12 +249,18 @@ def _autocast(device: torch.device) -> torch.dtype | None:
 
 
 def _first_nan(grads: Mapping[str, Tensor]) -> str:
-    """The name of the first gradient with NaN in it; all are looked at with one answer."""
+    """The name of the first gradient with NaN in it, if there is any."""
     if not grads:
         return ""
-    sums = torch.stack([grad.sum().double().cpu() for grad in grads.values()])
-    found = sums.isnan().nonzero()
-    return list(grads)[int(found[0])] if found.numel() else ""
+    whole = {id(base): base for base in map(_summed_with, grads.values())}
+    if not bool(torch.stack([part.sum().double() for part in whole.values()]).isnan().any()):
+        return ""
+    return next((name for name, grad in grads.items() if bool(grad.isnan().any())), "")
+
+
+def _summed_with(grad: Tensor) -> Tensor:
+    """All that was summed over devices together with a gradient: fewer tensors to look at."""
+    return grad if grad._base is None else grad._base
 
 
 def _refuse_hooks() -> None:

@@ -65,16 +65,15 @@ def part_moments(rows: Tensor) -> Tensor:
     return torch.stack([mean, squares])
 
 
-def merge(part: Tensor, links: Links, counts: Tensor) -> Tensor:
+def merge(part: Tensor, links: Links, counts: Tensor, total: Tensor) -> Tensor:
     """Mean and variance of everything from everybody's part, ``counts`` by device and pair.
 
     It is worked out on the host: numbers that all devices must hold alike, and too few for a GPU.
     """
-    parts = links.gather(to_host(part)).double()
-    total = counts.sum(0)
-    mean = (parts[:, 0] * counts).sum(0) / total
-    m2 = (parts[:, 1] + counts * (parts[:, 0] - mean) ** 2).sum(0)
-    return torch.stack([mean, m2 / total]).to(part)
+    means, squares = links.gather(to_host(part)).double().unbind(1)
+    mean = (means * counts).sum(0) / total
+    squares.addcmul_((means - mean).square_(), counts)
+    return torch.stack([mean, squares.sum(0) / total]).to(part)
 
 
 class Normalize(torch.autograd.Function):
@@ -161,12 +160,40 @@ def normalize(
     return result
 
 
+class Moments(torch.autograd.Function):
+    """Mean and variance of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.count = max(1, rows.numel() // rows.shape[1])
+        found = part_moments(rows)
+        found[1] /= ctx.count
+        ctx.save_for_backward(rows, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        rows, found = ctx.saved_tensors
+        level, slope = spread(grad, found, ctx.count)
+        return torch.addcmul(as_column(level, rows), rows, as_column(slope, rows))
+
+
+def spread(grad: Tensor, moments: Tensor, count: Any) -> tuple[Tensor, Tensor]:
+    """What flows to an element x: level + slope x. d mean = 1/n, d variance = 2 (x - mean)/n."""
+    slope = 2.0 * grad[1] / count
+    return grad[0] / count - slope * moments[0], slope
+
+
+def as_column(numbers: Tensor, rows: Tensor) -> Tensor:
+    """One number for each row of equal statistics, in the precision of the rows."""
+    return numbers.to(rows.dtype).view(1, -1, 1, 1)
+
+
 def moments(x: Tensor, kind: str, groups: int) -> Tensor:
     """All of it on one device; the steps of a program take it apart instead."""
-    variance, mean = torch.var_mean(
-        as_rows(x, kind, groups).to(precise(x.dtype)), (0, 2, 3), correction=0
-    )
-    return torch.stack([mean, variance])
+    found: Tensor = Moments.apply(as_rows(x, kind, groups))  # type: ignore[no-untyped-call]
+    return found
 
 
 def running(
@@ -174,12 +201,12 @@ def running(
 ) -> tuple[Tensor, Tensor]:
     """New running mean and (unbiased) variance; instance norms average theirs over samples."""
     factor = 1.0 / float(momentum) if isinstance(momentum, Tensor) else momentum
-    now, spread = moments[0], moments[1] * (count / max(count - 1, 1))
+    now, wide = moments[0], moments[1] * (count / max(count - 1, 1))
     if now.numel() != mean.numel():
-        now, spread = (part.view(samples, -1).mean(0) for part in (now, spread))
+        now, wide = (part.view(samples, -1).mean(0) for part in (now, wide))
     return (
-        mean * (1.0 - factor) + now.to(mean.dtype) * factor,
-        variance * (1.0 - factor) + spread.to(variance.dtype) * factor,
+        torch.lerp(mean, now.to(mean.dtype), factor),
+        torch.lerp(variance, wide.to(variance.dtype), factor),
     )
 
 

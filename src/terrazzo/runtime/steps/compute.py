@@ -42,6 +42,7 @@ class ComputeStep:
         self._overwrite_where_safe()
         self.late = self._late()
         self.only_late = self.late - self._used_otherwise()
+        self.fresh = self._fresh()
         self.last_use: frozenset[str] = frozenset()
 
     def _overwrite_where_safe(self) -> None:
@@ -100,6 +101,15 @@ class ComputeStep:
                 found |= set(weights)
         return frozenset(found)
 
+    def _fresh(self) -> frozenset[str]:
+        """What only a norm reads: it makes the gradient of that in memory of its own."""
+        reads = Counter(name for apply in self.step.applies for name in apply.inputs)
+        return frozenset(
+            apply.inputs[0]
+            for apply, call in zip(self.step.applies, self.operators, strict=True)
+            if call is not None and call.op == "terrazzo.normalize" and reads[apply.inputs[0]] == 1
+        )
+
     def _used_otherwise(self) -> frozenset[str]:
         """What operators read other than as the weights of a convolution that can wait."""
         found: set[str] = set()
@@ -141,7 +151,10 @@ class ComputeStep:
             return
         grads = {name: run.gradient(name) for name in self.exports if name in run.grads}
         for name, grad in piece.backward(grads).items():
+            first = name not in run.grads
             run.add(name, grad)
+            if first and name in self.fresh:
+                run.exclusive.add(name)
 
 
 def operator(apply: Apply, program: Program, device: int) -> Operator | None:

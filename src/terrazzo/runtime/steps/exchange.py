@@ -21,6 +21,9 @@ class _Piece:
     peer: int
     source: Slices
     target: Slices
+    fills_source: bool = False
+    fills_target: bool = False
+    """Whether the box is all that this device holds of the array."""
 
 
 class _Moves:
@@ -40,7 +43,8 @@ class _Moves:
             source = transfer.box.within(held).slices() if held and here[0] else ()
             target = transfer.box.within(wanted).slices() if wanted else transfer.box.slices()
             if here[1]:
-                self.arriving.append(_Piece(transfer.source, source, target))
+                fills = [transfer.box == box for box in (held, wanted)]
+                self.arriving.append(_Piece(transfer.source, source, target, *fills))
             elif here[0]:
                 self.sent.append(_Piece(transfer.destination, source, ()))
 
@@ -60,19 +64,23 @@ class ExchangeStep:
         arrivals: list[tuple[Tensor, Tensor, bool]] = []
         for tag, move in enumerate(self.moves):
             source = run.held[move.source]
-            target = run.zeros(move.target) if move.adds else run.empty(move.target)
+            target = run.empty(move.target)
+            begun = not move.adds  # the first addend is written, if it is as large as the sum
+            if move.adds and not (move.arriving and move.arriving[0].fills_target):
+                target.zero_()
+                begun = True
             for piece in move.sent:
                 sends.append((piece.peer, tag, source[piece.source].contiguous()))
             for piece in move.arriving:
-                place = target[piece.target]
+                place, adds, begun = target[piece.target], move.adds and begun, True
                 if piece.peer == move.device:
-                    arrivals.append((place, source[piece.source], move.adds))
+                    arrivals.append((place, source[piece.source], adds))
                     continue
-                straight = place.is_contiguous() and not move.adds
+                straight = place.is_contiguous() and not adds
                 buffer = place if straight else _buffer(place)
                 receives.append((piece.peer, tag, buffer))
                 if not straight:
-                    arrivals.append((place, buffer, move.adds))
+                    arrivals.append((place, buffer, adds))
             run.held[move.target] = target
         run.links.exchange(sends, receives)
         for place, buffer, adds in arrivals:
@@ -91,12 +99,11 @@ class ExchangeStep:
         for tag, move in enumerate(self.moves):
             if move.target not in run.live:
                 continue
-            grad, result = run.gradient(move.target), run.zeros(move.source)
+            grad = run.gradient(move.target)
+            result = _begun(run, move, grad)
             results.append((move.source, result))
             for piece in move.arriving:
-                if piece.peer == move.device:
-                    result[piece.source].add_(grad[piece.target])
-                elif not move.gathers:
+                if piece.peer != move.device and not move.gathers:
                     sends.append((piece.peer, tag, grad[piece.target].contiguous()))
             # A gathered gradient is complete on every device: each takes what it owns.
             for piece in () if move.gathers else move.sent:
@@ -108,7 +115,21 @@ class ExchangeStep:
         for place, buffer in arrivals:  # in the order of the plan, so that sums repeat
             place.add_(buffer)
         for name, result in results:
+            first = name not in run.grads
             run.add(name, result)
+            if first:
+                run.exclusive.add(name)
+
+
+def _begun(run: Run, move: _Moves, grad: Tensor) -> Tensor:
+    """The gradient of what was moved, as far as it stayed here, in memory of its own."""
+    kept = [piece for piece in move.arriving if piece.peer == move.device]
+    if len(kept) == 1 and kept[0].fills_source:
+        return grad[kept[0].target].clone(memory_format=torch.contiguous_format)
+    result = run.zeros(move.source)
+    for piece in kept:
+        result[piece.source].add_(grad[piece.target])
+    return result
 
 
 def _buffer(place: Tensor) -> Tensor:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.norms import as_rows, merge, part_moments, precise
+from terrazzo.runtime.norms import as_column, as_rows, merge, part_moments, precise, spread
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Combine, Program
+
+CACHED = 1 << 17
+"""Elements of a map that are changed at a time."""
 
 
 def _counts(step: Combine, pairs: int) -> Tensor:
@@ -31,6 +34,7 @@ class MomentsStep:
         pairs = step.reduction.shape[1]
         self.counts = _counts(step, pairs)
         """By device and pair of statistics: over how many elements."""
+        self.all = self.counts.sum(0)
         self._totals: Tensor | None = None
         self.place = step.places[device].slices()[1]
         array, local = program.arrays[step.inputs[0]], step.parts[device]
@@ -54,13 +58,13 @@ class MomentsStep:
         if run.links.devices == 1 and part.is_cuda:  # nothing to merge: the host need not wait
             moments = torch.stack([part[0], part[1] / self._total(part[0])])
         else:
-            moments = merge(part, run.links, self.counts)
+            moments = merge(part, run.links, self.counts, self.all)
         run.held[self.step.target] = moments
         if self.step.target in run.carriers:
             run.saved[self.index] = (None if self.again else x, moments)
 
     def backward(self, run: Run) -> None:
-        """d mean = 1/n and d variance = 2 (x - mean)/n, for the elements that were counted."""
+        """Gradients of mean and variance flow to the elements that were counted."""
         saved = run.saved.pop(self.index, None)
         if saved is None or self.step.target not in run.live:
             return
@@ -70,16 +74,14 @@ class MomentsStep:
         if self.own is None:
             return
         grad, moments = grad[:, self.place], moments[:, self.place]
-        total = self._total(grad)
-        slope = 2.0 * grad[1] / total
-        level = grad[0] / total - slope * moments[0]
-        self._add(run, x, level.to(x.dtype), slope.to(x.dtype))
+        level, slope = spread(grad, moments, self._total(grad))
+        self._add(run, x, level, slope)
 
     def _total(self, like: Tensor) -> Tensor:
         """Over how many elements in all; kept, because a copy to a GPU waits for all its work."""
         kept = self._totals
         if kept is None or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self._totals = self.counts.sum(0)[self.place].to(like)
+            kept = self._totals = self.all[self.place].to(like)
         return kept
 
     def _add(self, run: Run, x: Tensor, level: Tensor, slope: Tensor) -> None:
@@ -90,10 +92,13 @@ class MomentsStep:
             run.grads[name] = run.zeros(name) if before is None else before.clone()
             run.exclusive.add(name)
         kind, groups = str(self.kind), int(self.groups)  # type: ignore[arg-type]
-        shape = (1, -1, 1, 1)
         part = run.grads[name][self.own]
         rows = as_rows(x[self.own], kind, groups)
         flow = as_rows(part, kind, groups)  # a view, unless rows had to be copied together
-        flow.addcmul_(rows, slope.view(shape)).add_(level.view(shape))
+        level, slope = as_column(level, rows), as_column(slope, rows)
+        step = max(1, CACHED // max(1, rows.numel() // rows.shape[1]))
+        for low in range(0, rows.shape[1], step):  # twice over what is still in a cache
+            span = (slice(None), slice(low, low + step))
+            flow[span].addcmul_(rows[span], slope[span]).add_(level[span])
         if flow.data_ptr() != part.data_ptr():
             part.copy_(flow.reshape(part.shape))
