@@ -22,7 +22,7 @@ def test_every_group_shows_its_own_cut() -> None:
     shown = view(graph, mixed)
     assert shown is not None
     assert shown.groups[0].cut == "rows 4 3 4"
-    assert shown.groups[-1].cut == "channels 2 2 1"
+    assert shown.groups[-1].cut == "channels 2 1 2"
 
 
 def test_words_for_cuts() -> None:
