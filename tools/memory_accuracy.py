@@ -38,7 +38,7 @@ from terrazzo.schedule import lower
 from terrazzo.zoo import build
 
 MIB = 1 << 20
-ROOM_BYTES = 18 << 30
+ROOM_BYTES = 10 << 30
 """Limits of all devices together; high enough that none is met."""
 FAST_BITS_PER_S = 10e9
 STEPS_S = 4.0

@@ -47,7 +47,8 @@ examples:
 
 Nothing is trained and no device needs to be there. Seconds come from a profile: the one given, one
 that was kept for this model and these devices, or for emulated devices a guess from their figures.
-Memory is what a training step takes on top of the idle process (about 220 MiB with torch loaded)
+Without --memory a plan has to fit into what each device has beside an idle process. Memory is what
+a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded)
 and of the optimiser's state (as much as the weights for momentum, twice for Adam).
 """
 
@@ -82,7 +83,10 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--passes", type=int, default=0, help="strips per group, computed again in backward"
     )
-    parser.add_argument("--memory", help="most that a step may take on a device: 700MiB, 1.5GiB")
+    parser.add_argument(
+        "--memory",
+        help="most that a step may take on a device: 700MiB; or one for each: 700MiB,3GiB",
+    )
     parser.add_argument("--eval", action="store_true", help="evaluation mode, not training")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
     add_presets_flag(parser)
@@ -207,7 +211,7 @@ def _parts(foot: Footprint) -> str:
         f"  weights {bytes_text(foot.weights_bytes)}, their gradients "
         f"{bytes_text(foot.weight_gradients_bytes)}, maps {bytes_text(foot.maps_bytes)}, their "
         f"gradients {bytes_text(foot.map_gradients_bytes)}, work space "
-        f"{bytes_text(foot.working_bytes)}, a tenth on top for the allocator"
+        f"{bytes_text(foot.working_bytes)}; the rest is the allocator's and the libraries'"
     )
 
 

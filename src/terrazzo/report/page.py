@@ -187,7 +187,9 @@ def _group_table(shown: PlanView, *, layouts: bool) -> Markup:
         cells = [
             tag("td", str(group.number), class_="number"),
             tag("td", _breakable(group.title), class_="free"),
-            tag("td", group.layout) if layouts else "",
+            tag("td", f"{group.layout}: {group.cut}" if group.cut else group.layout)
+            if layouts
+            else "",
             tag("td", group.map_text.replace("x", "×"), class_="number"),
             tag("td", bytes_text(group.forward_bytes), class_="number"),
         ]

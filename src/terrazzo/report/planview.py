@@ -9,7 +9,10 @@ from terrazzo.errors import TerrazzoError
 from terrazzo.geometry import Box, grid
 from terrazzo.records import Graph, Plan
 from terrazzo.schedule import Exchange, Program, lower
+from terrazzo.schedule.tiling import owned, placements
 from terrazzo.schedule.traffic import moved_bytes
+
+AXES = ("images", "channels", "rows", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class GroupRow:
     map_shape: tuple[int, ...]
     forward_bytes: int
     """Sent by all devices together, before the group's forward pass."""
+    cut: str = ""
+    """What of the map each device makes: ``rows 35 35 34``, ``channels 86 85 85``."""
 
     @property
     def map_text(self) -> str:
@@ -91,10 +96,26 @@ def _groups(graph: Graph, plan: Plan, program: Program) -> tuple[GroupRow, ...]:
             for move in step.moves:
                 sent[step.group] += sum(moved_bytes(program, move, back=False))
     titles = _shortened([group.title or group.last for group in plan.groups])
-    return tuple(
-        GroupRow(number, title, str(group.layout), graph.shape(group.last), amount)
-        for number, (group, title, amount) in enumerate(zip(plan.groups, titles, sent, strict=True))
-    )
+    _, letters = placements(graph, plan)
+    rows = []
+    for number, (group, title, amount) in enumerate(zip(plan.groups, titles, sent, strict=True)):
+        shape, axes = graph.shape(group.last), letters[group.layout.letters][group.last]
+        boxes = () if group.layout.is_whole else owned(shape, axes, group.layout)
+        rows.append(GroupRow(number, title, str(group.layout), shape, amount, cut_text(boxes)))
+    return tuple(rows)
+
+
+def cut_text(boxes: Sequence[Box]) -> str:
+    """How boxes divide a map, dimension by dimension; nothing where each is all of it."""
+    words = []
+    for dim in range(boxes[0].rank if boxes else 0):
+        spans = sorted({box.spans[dim] for box in boxes if not box.is_empty})
+        sizes = [high - low for low, high in spans]
+        if len(sizes) > 1:
+            name = AXES[dim] if boxes[0].rank == len(AXES) else f"dimension {dim}"
+            even = len(set(sizes)) == 1
+            words.append(f"{name} " + (f"{sizes[0]} each" if even else " ".join(map(str, sizes))))
+    return ", ".join(words)
 
 
 def _shortened(titles: Sequence[str]) -> list[str]:

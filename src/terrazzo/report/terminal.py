@@ -70,6 +70,8 @@ def _groups(groups: Sequence[GroupRow], screen: Screen) -> None:
         row = f"{group.number:>3} {short:<{wide}} {bytes_text(group.forward_bytes):>9}"
         layout = f" {group.layout:<9}" if len(layouts) > 1 else ""
         screen.raw(row if narrow else f"{row} {layout} {group.map_text}", "dim")
+        if len(layouts) > 1 and group.cut and not narrow:
+            screen.raw(f"{'':>4}{group.cut}"[: screen.width], "dim")
 
 
 def _losses(reading: Reading, screen: Screen) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-WASTE = 0.2
+WASTE = 0.3
 """Free memory between blocks in use where free pages are returned in time (plans with passes)."""
 LOOSE = 0.5
 """The same where the allocator is left alone; 15 to 60 % were measured (docs/log.md)."""
