@@ -14,10 +14,10 @@ import torch
 from devices import run_on
 from torch import nn
 
-from terrazzo.cli.cluster import _run
 from terrazzo.cluster import LocalHosts
 from terrazzo.errors import RunError
 from terrazzo.graph.export import export
+from terrazzo.lab.measuring import run_job
 from terrazzo.measure.device import Terms, measure_device
 from terrazzo.measure.links import measure_network
 from terrazzo.measure.stopwatch import Stopwatch
@@ -175,4 +175,4 @@ class TestCommand:
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(RunError, match=r"measuring did not finish: .*device[01]"):
-            _run(tmp_path / "without a job", LocalHosts(2))
+            run_job(tmp_path / "without a job", LocalHosts(2), lambda text: None)

@@ -72,6 +72,19 @@ def test_a_pipeline_cuts_a_model_whose_branches_pass_by_a_stage(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+def test_terrazzo_plans_for_itself_from_what_it_measures(tmp_path: Path) -> None:
+    race, done = held(tmp_path, "--model vgg --batch 2 --size 32 --minutes 0.3 --peers alone,auto")
+    row = by_peer(race)["auto"]
+    assert row["problem"] == ""
+    assert row["exact"], row["gap"]
+    assert row["predicted_s"] > 0
+    assert len(row["predicted_bytes"]) == 2
+    assert "predicted" in row["choice"]
+    assert (tmp_path / "out" / "plan-vgg-32-2-on-2xpi3.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_pipeline_of_one_microbatch_is_plain(tmp_path: Path) -> None:
     race, done = held(tmp_path, "--model yolov2-front --batch 1 --size 32 --peers ddp,pipeline")
     rows = by_peer(race)

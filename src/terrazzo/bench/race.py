@@ -16,11 +16,13 @@ from pathlib import Path
 
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
+from terrazzo.bench.planned import Planned, make_plan
 from terrazzo.bench.record import Race, Row
 from terrazzo.bench.seats import Seats
 from terrazzo.bench.truth import Truth, Truths
 from terrazzo.bench.turn import Job, Turn, take_turn
 from terrazzo.cluster import Hosts
+from terrazzo.errors import TerrazzoError
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.records.units import seconds_text
 
@@ -49,6 +51,12 @@ class _Entry:
     problem: str = ""
     gap: float | None = None
     noise: float = 0.0
+    planned: Planned | None = None
+
+    @property
+    def asked(self) -> str:
+        """What devices are told to run."""
+        return self.peer.name if self.planned is None else f"plan {self.planned.path}"
 
     @property
     def next_s(self) -> float:
@@ -60,17 +68,19 @@ class _Entry:
         claims, name = self.peer.claims_exact, self.peer.name
         if self.problem:
             return Row(name, claims, problem=self.problem)
-        best = [turn.best for turn in self.turns]
+        best, planned = [turn.best for turn in self.turns], self.planned
         return Row(
             name,
             claims,
             step_s=tuple(second for trial in best for second in trial.step_s),
-            choice=best[0].choice_text,
+            choice=best[0].choice_text if planned is None else planned.text,
             idle_bytes=tuple(self.turns[-1].idle_bytes),
             peak_bytes=tuple(map(max, zip(*(trial.peak_bytes for trial in best), strict=True))),
             sent_bytes=None if best[-1].sent_bytes is None else tuple(best[-1].sent_bytes),
             gap=self.gap,
             noise=self.noise,
+            predicted_s=None if planned is None else planned.prediction.step_s,
+            predicted_bytes=() if planned is None else planned.prediction.memory_bytes,
         )
 
 
@@ -84,7 +94,7 @@ def hold_race(
     say: Callable[[str], None],
     truths: Truths,
 ) -> Race:
-    """Runs all peers on the hosts and gives what was measured; ``scratch`` is left empty."""
+    """Runs all peers on the hosts; in ``scratch`` only the plan that was made is left."""
     began_s, devices = time.monotonic(), len(hosts.names)
     rates = _rates(hosts)
     entries = [_enter(case, name, hosts, rates.index(max(rates))) for name in names]
@@ -92,6 +102,9 @@ def hold_race(
     truth = truths.of(case)
     with tempfile.TemporaryDirectory(prefix=".race-", dir=scratch) as made:
         clock = _Clock(rules, began_s)
+        for entry in entries:
+            if entry.peer.name == peers.AUTO:
+                _plan(entry, case, hosts, folder=scratch, race_s=rules.budget_s, say=say)
         for number in range(rules.rounds):
             running = [entry for entry in entries if not entry.problem]
             for place, entry in enumerate(running):
@@ -138,11 +151,28 @@ def _enter(case: Case, name: str, hosts: Hosts, lead: int) -> _Entry:
     return _Entry(peer, seats, problem=peer.can(case, len(seats.places)) or "")
 
 
+def _plan(
+    entry: _Entry,
+    case: Case,
+    hosts: Hosts,
+    *,
+    folder: Path,
+    race_s: float,
+    say: Callable[[str], None],
+) -> None:
+    """Measures the devices and plans; what nothing can be planned for is a row that says so."""
+    say(f"{entry.peer.name}: measuring the devices, then planning")
+    try:
+        entry.planned = make_plan(case, hosts, folder, race_s=race_s)
+    except TerrazzoError as error:
+        entry.problem = f"no plan: {error}"
+
+
 def _job(case: Case, entry: _Entry, folder: Path, *, patience_s: float, rules: Rules) -> Job:
     first = not entry.turns
     return Job(
         case=case,
-        peer=entry.peer.name,
+        peer=entry.asked,
         workers=len(entry.seats.places),
         folder=folder,
         seconds=rules.seconds,

@@ -37,6 +37,10 @@ class Row:
     """The largest relative difference of a gradient from plain PyTorch's in float64."""
     noise: float = 0.0
     """The same of plain PyTorch in float32."""
+    predicted_s: float | None = None
+    """What the planner said a step would take, before any was."""
+    predicted_bytes: tuple[int, ...] = ()
+    """And what each device would need beyond its idle process."""
 
     @property
     def done(self) -> bool:

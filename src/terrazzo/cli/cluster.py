@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +14,15 @@ from rich.console import Console
 
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.verb import add_verb
-from terrazzo.cluster import Hosts, launch
-from terrazzo.cluster.printer import Printer
-from terrazzo.errors import RunError, UsageError
-from terrazzo.lab.hosts import LabHosts, is_root
-from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
+from terrazzo.cluster import Hosts
+from terrazzo.errors import UsageError
+from terrazzo.lab.hosts import is_root
+from terrazzo.lab.measuring import measure
 from terrazzo.measure.key import MODEL, profile_key
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner.feedback import slowed
-from terrazzo.records import Graph, document
-from terrazzo.records.profile import Profile, device_from, network_from
+from terrazzo.records import Graph
+from terrazzo.records.profile import Profile
 from terrazzo.records.units import seconds_text
 from terrazzo.report.outcome import outcome
 from terrazzo.report.profileview import show_profile
@@ -185,13 +180,6 @@ class _Asked:
         threads = [int(environment["OMP_NUM_THREADS"])] * count
         return profile_key(self.graph, place=f"{count} local", threads=threads)
 
-    @property
-    def memory_bytes(self) -> tuple[int, ...]:
-        topology = self.place.topology
-        if topology is None or not self.is_emulated:
-            return (0,) * self.place.devices
-        return tuple(device.memory_bytes for device in topology.devices)
-
 
 def _processes(count: int) -> Hosts:
     from terrazzo.cluster import LocalHosts
@@ -217,64 +205,8 @@ def obtain(asked: _Asked, store: ProfileStore, *, again: bool = False) -> Profil
 
 
 def measured(asked: _Asked, key: Mapping[str, str]) -> Profile:
-    """Starts a process on each device, lets all measure at once, and reads what they found."""
-    with tempfile.TemporaryDirectory(prefix="terrazzo-measure-") as folder:
-        desk = Path(folder)
-        with asked.place.open() as hosts:
-            job = MeasureJob(hosts.names, asked.memory_bytes, asked.budget_s)
-            job.write(desk, asked.graph)
-            _run(desk, hosts)
-        body = json.loads(answer_path(desk).read_text(encoding="utf-8"))
-    with document.reading("answer of devices"):
-        network = body["network"]
-        return Profile(
-            key=key,
-            devices=tuple(device_from(table) for table in body["devices"]),
-            network=None if network is None else network_from(network),
-            measured_s=time.time(),
-        )
-
-
-def _run(desk: Path, hosts: Hosts) -> None:
-    command = [sys.executable, "-m", "terrazzo.measure.worker", str(desk)]
     console = Console(stderr=True, highlight=False)
-    with ExitStack() as after:
-        status = after.enter_context(console.status("starting the devices ..."))
-        start = _Start(desk, hosts, lambda text: status.update(text))
-        after.callback(start.full_speed.close)
-        result = launch(command, hosts, output=start.line)
-    if result.failure is None:
-        return
-    message = error_path(desk, result.failure.device)
-    if message.exists():
-        raise RunError(message.read_text(encoding="utf-8"))
-    raise RunError(f"measuring did not finish: {result.failure}")
-
-
-@dataclass
-class _Start:
-    """Devices start up at full speed and begin to measure together, at their own."""
-
-    desk: Path
-    hosts: Hosts
-    tell: Callable[[str], None]
-    ready: set[int] = field(default_factory=set)
-    full_speed: ExitStack = field(default_factory=ExitStack)
-
-    def __post_init__(self) -> None:
-        self.printer = Printer(self.hosts.names, out=sys.stderr)
-        if isinstance(self.hosts, LabHosts):
-            self.full_speed.enter_context(self.hosts.full_speed())
-
-    def line(self, device: int, text: str) -> None:
-        if not text.startswith(MARK):
-            self.printer.line(device, text)
-            return
-        word = text.removeprefix(MARK)
-        if word != READY:
-            self.tell(f"{self.hosts.names[device]}: {word}")
-            return
-        self.ready.add(device)
-        if len(self.ready) == len(self.hosts.names):
-            self.full_speed.close()
-            go_path(self.desk).touch()
+    with asked.place.open() as hosts, console.status("starting the devices ...") as status:
+        return measure(
+            hosts, asked.graph, key=key, budget_s=asked.budget_s, tell=lambda t: status.update(t)
+        )

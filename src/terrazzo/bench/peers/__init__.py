@@ -11,7 +11,7 @@ import importlib
 from terrazzo.bench.peers.peer import Peer, Trainer, Work
 from terrazzo.errors import UsageError
 
-__all__ = ["BASELINES", "NAMES", "ONE_CORE", "Peer", "Trainer", "Work", "find"]
+__all__ = ["AUTO", "BASELINES", "NAMES", "ONE_CORE", "Peer", "Trainer", "Work", "find"]
 
 _CLASSES = {
     "alone": "alone.Alone",
@@ -21,11 +21,14 @@ _CLASSES = {
     "pipeline": "pipeline.Pipeline",
     "each": "terrazzo.Terrazzo",
     "one": "terrazzo.Terrazzo",
+    "auto": "terrazzo.Terrazzo",
 }
 NAMES = tuple(_CLASSES)
 ONE_CORE = "core"
 """One core of a device of several: for the published experiment, which is against that."""
 _CLASSES[ONE_CORE] = "core.Core"
+AUTO = "auto"
+"""Terrazzo as its planner has it: the race measures the devices first, and plans."""
 BASELINES = ("alone", "accumulate")
 """One device without any other; the faster of them is what a speedup is over."""
 TERRAZZO, PLAN = "terrazzo ", "plan "
