@@ -78,8 +78,8 @@ def test_a_profile_of_other_devices_is_refused_by_all(tmp_path: Path) -> None:
 
 def limited() -> tuple[int, str]:
     x = batches(1, SHAPE)[0][0]
-    plan = tz.plan(model(), (x,), profile=profile(2), memory="8MiB")
-    net = tz.parallelize(model(), (x,), profile=profile(2), memory="8MiB")
+    plan = tz.plan(model(), (x,), profile=profile(2), memory="18MiB")
+    net = tz.parallelize(model(), (x,), profile=profile(2), memory="18MiB")
     plain = model()
     net(x).sum().backward()
     plain(x).sum().backward()
