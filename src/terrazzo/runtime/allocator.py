@@ -94,6 +94,25 @@ class Room:
                 heap.trim()
 
 
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+LARGEST_BYTES, KEPT_BYTES = 32 << 20, 1 << 30
+
+
+@cache
+def keep_memory() -> None:
+    """Where memory is not short: what a step has freed is there for the next one.
+
+    glibc otherwise returns the end of its heap to the system between steps, and the next step takes
+    it again page by page.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    if mallopt(MMAP_THRESHOLD, LARGEST_BYTES):
+        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+
+
 @cache
 def heap() -> Heap | None:
     """The heap of this process, where its C library can be asked."""

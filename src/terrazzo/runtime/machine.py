@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import NotANumber, UsageError
-from terrazzo.runtime.allocator import Room, heap
+from terrazzo.runtime.allocator import Room, heap, keep_memory
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links
@@ -49,6 +49,8 @@ class Machine:
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = _labels(program)
         self._room = _room(program, links.device)
+        if self._room is None and program.devices > 1:
+            keep_memory()
 
     def _ready(self, index: int, step: Step) -> DeviceStep:
         program, device = self.program, self.links.device
