@@ -157,10 +157,14 @@ class TestPredict:
         plan = plan_graph(graph(), 1, layout="whole", groups="one")
         prices = Prices(cluster)
         costs = [prices.whole(node, graph(), 0) for node in graph().nodes]
-        found = predict(lower(graph(), plan), prices)
+        program = lower(graph(), plan)
+        found = predict(program, prices)
         first = costs[0].backward_input_s
         total = sum(cost.step_s for cost in costs) - first
-        assert found.step_s == pytest.approx(total, rel=0.03)
+        own = prices.net_s(0) + 2 * len(costs) * prices.apply_s(0)
+        own += 2 * sum(prices.step_s(type(step), 0) for step in program.steps)
+        assert found.step_s == pytest.approx(total + own, rel=0.03)
+        assert found.step_s > total + prices.net_s(0)
         assert found.exchange_s == (0.0,)
         assert found.bottleneck.startswith("compute on d0")
 

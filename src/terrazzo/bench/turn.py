@@ -22,6 +22,9 @@ from terrazzo.records.units import bytes_text
 MARK = "@race "
 READY, BEGIN, END = "ready", "begin", "end"
 ALARM = -14
+SETTLING_S = 0.7
+"""After links are slow again: connections that were idle for a while find out how fast they are.
+Otherwise the first messages of a measured step overrun the queue of a link, and are sent twice."""
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 """How the last lines of a traceback begin."""
 Facts = dict[int, dict[str, Any]]
@@ -161,6 +164,7 @@ class _Referee:
     def _begin(self, said: Facts) -> None:
         self.full_speed.close()
         if self.lab is not None:
+            time.sleep(SETTLING_S)
             renewed = [self.lab.reset_peak(device) for device in self.seats.devices]
             self.by_group = all(renewed)
             if not self.by_group:

@@ -66,6 +66,9 @@ class _Worker:
             if job.keep_gradients and number == 0:
                 self._save_gradients()
             self.trainer.update()
+            if self.together:  # only now buckets, connections and free memory are as they stay
+                self.trainer.step()
+                self.trainer.update()
             _forget_peak()
             _pause(job, f"{BEGIN}-{number}")
             self.said = self.trainer.choice_text(choice)

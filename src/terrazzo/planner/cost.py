@@ -94,6 +94,8 @@ class _Walk:
     def run(self, optimizer: str) -> float:
         steps, clocks = self.program.steps, self.clocks
         clocks.enter(0)
+        for device in self.devices:
+            clocks.compute(device, self.prices.net_s(device))
         self._agree()
         for step in steps:
             self._forward(step)
@@ -129,7 +131,7 @@ class _Walk:
         if isinstance(step, (Compute, Passes, Combine, Exchange)):
             self.clocks.enter(step.group)
         for device in self.devices:
-            seconds = self.prices.step_s(device)
+            seconds = self.prices.step_s(type(step), device)
             for cost in self._costs(step, device):
                 seconds += cost.forward_s
             self.clocks.compute(device, seconds)
@@ -152,7 +154,7 @@ class _Walk:
             self._compute_backward(step)
             return
         for device in self.devices:
-            seconds = self.prices.step_s(device)
+            seconds = self.prices.step_s(type(step), device)
             for cost in self._costs(step, device):
                 seconds += cost.backward_input_s + cost.backward_weight_s
             self.clocks.compute(device, seconds)
@@ -167,7 +169,7 @@ class _Walk:
         before, self.fills = self.fills, []
         late = [self._waits(apply) for apply in step.applies]
         for device in self.devices:
-            self.clocks.compute(device, self.prices.step_s(device))
+            self.clocks.compute(device, self.prices.step_s(type(step), device))
             for apply, waits in zip(reversed(step.applies), reversed(late), strict=True):
                 cost = self._apply(apply, device)
                 if waits:
@@ -233,7 +235,7 @@ class _Walk:
         call_s = self.prices.apply_s(device)
         return Seconds(
             cost.forward_s + call_s,
-            cost.backward_input_s if by_input else 0.0,
+            cost.backward_input_s + call_s if by_input else 0.0,
             cost.backward_weight_s if by_weight else 0.0,
         )
 

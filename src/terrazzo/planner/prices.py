@@ -18,13 +18,16 @@ from terrazzo.planner.rates import Rates, Seconds
 from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
+from terrazzo.schedule import Combine, Compute, Exchange, Passes, Spread, Step, Take
 from terrazzo.schedule.sums import SMALL_BYTES
 
-STEP_CPU_S = 4e-5
-"""Python's part of a step of a program, one direction, on a fast core. An estimate."""
-APPLY_CPU_S = 6e-6
-"""Python's part of an operator that timings do not hold. An estimate: a net takes 10 µs more than
-torch for an operator on a fast core, and some of that is in the timings."""
+STEP_CALLS = {Compute: 20, Passes: 20, Combine: 100, Exchange: 40, Spread: 7, Take: 7}
+"""The runtime's own part of a step, one direction, in small calls of torch: what those cost is
+measured on every device. Fitted to whole steps of small networks (docs/log.md)."""
+APPLY_CALLS = 8
+"""The same for an operator, beyond the call itself."""
+NET_CALLS = 1600
+"""And for a training step as a whole: looking at the model, notes, the gradients' way to it."""
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
 NOTE_BYTES = 128
@@ -43,17 +46,21 @@ class Prices:
         self.devices = len(profile.devices)
         self.names = tuple(device.name for device in profile.devices)
         self.rates = _rates(profile.devices, classes=classes)
+        self._small_s = tuple(sum(rates.call_s) / 2 for rates in self.rates)
         self.slowness = tuple(device.seconds_per_cpu_s for device in profile.devices)
         self.network = profile.network if self.devices > 1 else None
         self.shared = self.network is not None and self.network.shared
 
     # ---- computing -----------------------------------------------------------------------
 
-    def step_s(self, device: int) -> float:
-        return STEP_CPU_S * self.slowness[device]
+    def step_s(self, kind: type[Step], device: int) -> float:
+        return STEP_CALLS[kind] * self._small_s[device]
 
     def apply_s(self, device: int) -> float:
-        return APPLY_CPU_S * self.slowness[device]
+        return APPLY_CALLS * self._small_s[device]
+
+    def net_s(self, device: int) -> float:
+        return NET_CALLS * self._small_s[device]
 
     def local(self, local: Local, box: Box, device: int) -> Seconds:
         """One box of an operator."""

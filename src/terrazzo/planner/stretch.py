@@ -31,6 +31,7 @@ from terrazzo.planner.prices import Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Graph, Group, Layout, Plan, Ref
 from terrazzo.records.graph import BYTES
+from terrazzo.schedule import Combine, Compute, Exchange, Step
 from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
 from terrazzo.schedule.homes import sharers
@@ -236,6 +237,9 @@ class _Priced:
             producer = self.graph.producer.get(name)
             if producer is not None and producer < self.run.first:
                 enters.append((name, boxes))
+        self._step(Compute)
+        if enters:
+            self._step(Exchange)
         sums_s, stolen_s = self._sums()
         late = [max(each) for each in self.by_weight]
         back_s = self.inside_back_s - min(HIDDEN * self.inside_back_s, sum(late[1:]))
@@ -267,11 +271,18 @@ class _Priced:
             self.by_weight.append(late)
         if role == REDUCE:
             seconds = self.prices.joint_s(prod(self.graph.shape(node.output)) * 4)
+            self._step(Combine)
             self.inside_s += seconds
             if node.output in self.ground.carries or by_input:
                 self.inside_back_s += seconds
         elif role == SUM:
+            self._step(Exchange)
             self._sum(node.output, by_input or by_weight)
+
+    def _step(self, kind: type[Step]) -> None:
+        """The runtime's own part of a step, there and back."""
+        for device in self.devices:
+            self.seconds[device] += 2 * self.prices.step_s(kind, device)
 
     def _made(self, index: int, role: str) -> Boxes:
         node = self.graph.nodes[index]
@@ -288,7 +299,7 @@ class _Priced:
             cost.forward_s
             + (cost.backward_input_s if by_input else 0.0)
             + (cost.backward_weight_s if by_weight else 0.0)
-            + self.prices.apply_s(device)
+            + 2 * self.prices.apply_s(device)
         )
 
     # ---- messages ------------------------------------------------------------------------

@@ -25,15 +25,13 @@ from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
-from terrazzo.runtime.wire import Wire
+from terrazzo.runtime.wire import Wire, window_bytes
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LONGEST_GIST = 120
-LONG_BYTES = 1 << 17
-"""What a connection holds while nobody looks after it; more is left to gloo's threads."""
 
 
 @dataclass
@@ -123,14 +121,14 @@ class Links:
         peer = self.device
         try:
             for peer, tag, tensor in arriving:
-                if _is_long(tensor, meanwhile):
+                if self._is_long(tensor, meanwhile):
                     waiting.append((peer, self._small.receive(tensor, peer, tag)))
             for peer, tag, tensor in leaving:
-                if _is_long(tensor, meanwhile):
+                if self._is_long(tensor, meanwhile):
                     waiting.append((peer, self._small.send(tensor, peer, tag)))
             self._wire.talk(
-                [(p, tensor) for p, _, tensor in leaving if not _is_long(tensor, meanwhile)],
-                [(p, tensor) for p, _, tensor in arriving if not _is_long(tensor, meanwhile)],
+                [(p, tensor) for p, _, tensor in leaving if not self._is_long(tensor, meanwhile)],
+                [(p, tensor) for p, _, tensor in arriving if not self._is_long(tensor, meanwhile)],
                 meanwhile=self._timed(meanwhile),
             )
             for peer, work in waiting:  # noqa: B007 - named if it fails
@@ -140,6 +138,10 @@ class Links:
                 raise
             raise self._lost(error, getattr(error, "peer", peer)) from error
         staging.land()
+
+    def _is_long(self, tensor: Tensor, meanwhile: Callable[[], None] | None) -> bool:
+        """Whether a message would stand still while nobody looks: gloo has threads for these."""
+        return meanwhile is not None and _size(tensor) > window_bytes(self.devices)
 
     def gather(
         self,
@@ -326,11 +328,6 @@ class Links:
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _is_long(tensor: Tensor, meanwhile: Callable[[], None] | None) -> bool:
-    """Whether a message would stand still while this device does something else."""
-    return meanwhile is not None and _size(tensor) > LONG_BYTES
 
 
 def _gist(error: RuntimeError) -> str:

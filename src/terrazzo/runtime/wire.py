@@ -31,11 +31,20 @@ HEADER = struct.Struct("<IQ")
 """The number of the message on its connection, and its length."""
 HELLO = struct.Struct("<16sI")
 
-BUFFER_BYTES = 1 << 20
-"""What the system may keep of a connection, as far as it allows; 200 kB are usual."""
+SEND_BYTES = 1 << 20
+"""What the system may hold of a connection that is still to be sent, as far as it allows."""
+SWITCH_BYTES, LEAST_BYTES = 384 << 10, 32 << 10
+"""What all others together may have on the way to a device: as much as a cheap switch holds for a
+port. It drops what is more, and the last packet of a message that is dropped is missed only after
+a fifth of a second."""
 WAKE_BYTES = 1 << 16
 """Of a long message, as much is waited for before this thread is woken up."""
 SHORT_BYTES = 1 << 12
+
+
+def window_bytes(devices: int) -> int:
+    """What may be on the way over one connection, or wait there until somebody looks."""
+    return max(LEAST_BYTES, SWITCH_BYTES // max(1, devices - 1))
 
 
 class WireError(RuntimeError):
@@ -67,7 +76,8 @@ class Wire:
                 caller, peer = _answer(listener, token)
                 if caller is not None:
                     found[peer] = caller
-        self._ends = {peer: _End(peer, found[peer]) for peer in sorted(found)}
+        window = window_bytes(devices)
+        self._ends = {peer: _End(peer, found[peer], window) for peer in sorted(found)}
 
     def talk(
         self,
@@ -118,16 +128,16 @@ class Wire:
 class _End:
     """This end of one connection: what is still to be sent, and what is still to come."""
 
-    def __init__(self, peer: int, connection: socket.socket) -> None:
+    def __init__(self, peer: int, connection: socket.socket, window: int) -> None:
         self.peer, self.socket, self.number = peer, connection, connection.fileno()
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
         self._sent = self._received = 0
         self._leaving: deque[memoryview] = deque()
         self._coming: deque[tuple[memoryview, memoryview, int]] = deque()
-        self._wake_bytes = 1
+        self._wake_bytes, self._most_wake_bytes = 1, min(WAKE_BYTES, window // 2)
 
     def send(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
@@ -193,7 +203,7 @@ class _End:
         if self._coming:
             _, body, have = self._coming[0]
             missing = HEADER.size + len(body) - have
-            wake = 1 if missing < SHORT_BYTES else min(missing, WAKE_BYTES)
+            wake = 1 if missing < SHORT_BYTES else min(missing, self._most_wake_bytes)
             if wake != self._wake_bytes:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
                 self._wake_bytes = wake
