@@ -34,7 +34,7 @@ from terrazzo.records.graph import BYTES
 from terrazzo.schedule import Combine, Compute, Exchange, Step
 from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
-from terrazzo.schedule.homes import sharers
+from terrazzo.schedule.homes import is_cut, sharers
 from terrazzo.schedule.sums import SMALL_BYTES
 from terrazzo.schedule.tiling import Boxes, Tiling, adds_up, letters_under, owned
 
@@ -348,7 +348,7 @@ class _Priced:
             if boxes is None:  # computed alike on every device, and the gradient is complete
                 self._update(stolen, everyone, prod(value.shape))
                 continue
-            if not _is_cut(boxes, value.shape):
+            if not is_cut(boxes, value.shape):
                 boxes = (Box.whole(value.shape),) * len(self.devices)
             for circle in dict.fromkeys(sharers(boxes)):
                 if circle:
@@ -371,20 +371,6 @@ class _Priced:
     def _update(self, stolen: list[float], circle: Sequence[int], elements: int) -> None:
         for device in circle:
             stolen[device] += self.prices.rates[device].update_s(elements)
-
-
-def _is_cut(boxes: Boxes, shape: Sequence[int]) -> bool:
-    """Whether every two boxes are equal or apart, and together they are the whole weight."""
-    distinct = [box for box in dict.fromkeys(boxes) if not box.is_empty]
-    if distinct == [Box.whole(shape)]:
-        return False  # a device without work keeps its weights
-    if sum(box.size for box in distinct) != prod(shape):
-        return False
-    return all(
-        one.intersect(other).is_empty
-        for place, one in enumerate(distinct)
-        for other in distinct[place + 1 :]
-    )
 
 
 def _carriers(graph: Graph) -> frozenset[str]:

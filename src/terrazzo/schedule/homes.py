@@ -7,8 +7,9 @@ devices with equal parts sum their gradients. Any other parameter is whole every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import prod
 
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import WHOLE
@@ -34,21 +35,17 @@ def homes(tiling: Tiling) -> dict[str, Boxes]:
                     for local in tiling.locals[index]
                 )
             same = found.get(name, used) == used
-            parts = any(not box.is_empty and box != whole[0] for box in used)
-            found[name] = used if same and parts and _apart(used) else None
-    return {name: boxes for name, boxes in found.items() if boxes and _covers(boxes, name, tiling)}
+            found[name] = used if same and is_cut(used, value.shape) else None
+    return {name: boxes for name, boxes in found.items() if boxes}
 
 
-def _apart(boxes: Boxes) -> bool:
-    """Whether every two boxes are equal or do not meet."""
-    return all(
-        one == other or one.intersect(other).is_empty for one, other in combinations(boxes, 2)
-    )
-
-
-def _covers(boxes: Boxes, name: str, tiling: Tiling) -> bool:
-    whole = Box.whole(tiling.graph.shape(name))
-    return sum(box.size for box in set(boxes) if not box.is_empty) == whole.size
+def is_cut(boxes: Boxes, shape: Sequence[int]) -> bool:
+    """Whether boxes are parts of a weight: equal or apart, and together all of it."""
+    distinct = {box for box in boxes if not box.is_empty}
+    if distinct <= {Box.whole(shape)}:
+        return False  # a device without work keeps its weights
+    apart = all(one.intersect(other).is_empty for one, other in combinations(distinct, 2))
+    return apart and sum(box.size for box in distinct) == prod(shape)
 
 
 def owners(boxes: Boxes) -> Boxes:
