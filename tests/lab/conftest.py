@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
@@ -41,9 +42,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"the lab was NOT tested: {reason}"))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of a test's time limit
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """One after the other, whoever runs them: labs share this machine's cores, and the next one
+    that starts clears away what a test has left lying on purpose."""
+    with (Path(gettempdir()) / "terrazzo-lab-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabHosts]:
     topology = described("3xsmall", tmp_path_factory.mktemp("presets"))
     with LabHosts.open(topology) as found:
-        found.throttle([0.2] * 3)
+        found.throttle([0.14] * 3)  # each worker may hold such a lab, and more must still fit
         yield found
