@@ -1,0 +1,118 @@
+"""Plain connections between devices, here between threads of one process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from terrazzo.runtime.wire import HELLO, Wire, WireError, window_bytes
+
+ADDRESS = (socket.AF_INET, "127.0.0.1")
+
+
+OPEN: list[Wire] = []
+
+
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def wires(count: int, timeout_s: float = 20.0) -> list[Wire]:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    with ThreadPoolExecutor(count) as pool:
+        made = [
+            pool.submit(Wire, store, device, count, address=ADDRESS, timeout_s=timeout_s)
+            for device in range(count)
+        ]
+        found = [one.result() for one in made]
+    OPEN.extend(found)
+    return found
+
+
+def together(*calls: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
+def test_far_more_than_connections_hold_passes_both_ways_at_once() -> None:
+    size = 8 * window_bytes(3)
+    found = wires(3)
+    sent = [torch.randn(size) for _ in range(3)]
+    got = [[torch.empty(size) for _ in range(3)] for _ in range(3)]
+
+    def talk(device: int) -> Callable[[], None]:
+        others = [peer for peer in range(3) if peer != device]
+        return lambda: found[device].talk(
+            [(peer, sent[device]) for peer in others],
+            [(peer, got[device][peer]) for peer in others],
+        )
+
+    together(*map(talk, range(3)))
+    for device in range(3):
+        for peer in range(3):
+            if peer != device:
+                assert torch.equal(got[device][peer], sent[peer])
+
+
+def test_several_parcels_arrive_in_order_whatever_happens_meanwhile() -> None:
+    first, second = wires(2)
+    parcels = [torch.arange(n, dtype=torch.int64) for n in (1, 0, 5000, 3)]
+    got = [torch.empty_like(parcel) for parcel in parcels]
+    did: list[str] = []
+    together(
+        lambda: first.talk([(1, p) for p in parcels], [], meanwhile=lambda: did.append("first")),
+        lambda: second.talk([], [(0, p) for p in got], meanwhile=lambda: did.append("second")),
+    )
+    assert sorted(did) == ["first", "second"]
+    assert all(map(torch.equal, parcels, got))
+
+
+def test_devices_out_of_step_are_found_out() -> None:
+    first, second = wires(2)
+    first.talk([(1, torch.zeros(4))], [])
+    with pytest.raises(WireError, match="out of step: expected message 0 of 8 bytes") as caught:
+        second.talk([], [(0, torch.empty(2))])
+    assert caught.value.peer == 0
+
+
+def test_a_device_that_left_is_named() -> None:
+    first, _, third = wires(3)
+    third.close()
+    with pytest.raises(WireError, match=r"closed|reset") as caught:
+        first.talk([], [(1, torch.empty(1)), (2, torch.empty(1))])
+    assert caught.value.peer == 2
+
+
+def test_a_silent_device_is_named_after_the_timeout() -> None:
+    first, _ = wires(2, timeout_s=0.3)
+    with pytest.raises(WireError, match=r"Timed out waiting 0\.3 s") as caught:
+        first.talk([], [(1, torch.empty(1))])
+    assert caught.value.peer == 1
+
+
+def test_a_stranger_who_calls_is_sent_away() -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(Wire, store, 0, 2, address=ADDRESS, timeout_s=20.0)
+        host, port, _ = store.get("terrazzo/wire/0").decode().split()
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(HELLO.pack(b"0" * 16, 1))
+            assert stranger.recv(1) == b""
+        second = pool.submit(Wire, store, 1, 2, address=ADDRESS, timeout_s=20.0)
+        one, other = first.result(), second.result()
+    OPEN.extend([one, other])
+    got = torch.empty(3)
+    together(lambda: one.talk([(1, torch.ones(3))], []), lambda: other.talk([], [(0, got)]))
+    assert torch.equal(got, torch.ones(3))
