@@ -20,6 +20,8 @@ IDLE = 0.17
 """What may lie idle at the largest moment, of what a step needs then: less costs page faults."""
 LARGE_BYTES = 3 << 20
 """From this size on, blocks get pages of their own where memory is short: few, and never idle."""
+LARGEST_BYTES, KEPT_BYTES = 32 << 20, 1 << 30
+"""Where it is not: the largest block that glibc lets come from its heap, and what it may keep."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of the C library for what ``mallopt`` sets."""
 STATM = "/proc/self/statm"
@@ -41,7 +43,6 @@ class Heap:
 
     def __init__(self, library: Any) -> None:
         self._trim, self._info = library.malloc_trim, library.mallinfo2
-        self._option = library.mallopt
         self._info.restype = _Info
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
@@ -62,8 +63,7 @@ class Heap:
 
     def be_tidy(self) -> None:
         """Large blocks apart from the heap, from now on: they leave no holes in it."""
-        self._option(M_MMAP_THRESHOLD, LARGE_BYTES)
-        self._option(M_TRIM_THRESHOLD, LEAST_BYTES)
+        _tune(largest_bytes=LARGE_BYTES, kept_bytes=LEAST_BYTES)
 
     def trim(self) -> None:
         """Returns all free pages to the system."""
@@ -94,10 +94,6 @@ class Room:
                 heap.trim()
 
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-LARGEST_BYTES, KEPT_BYTES = 32 << 20, 1 << 30
-
-
 @cache
 def keep_memory() -> None:
     """Where memory is not short: what a step has freed is there for the next one.
@@ -105,12 +101,17 @@ def keep_memory() -> None:
     glibc otherwise returns the end of its heap to the system between steps, and the next step takes
     it again page by page.
     """
+    _tune(largest_bytes=LARGEST_BYTES, kept_bytes=KEPT_BYTES)
+
+
+def _tune(*, largest_bytes: int, kept_bytes: int) -> None:
+    """The largest block that comes from the heap, and how much may lie free at its end."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return
-    if mallopt(MMAP_THRESHOLD, LARGEST_BYTES):
-        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+    if mallopt(M_MMAP_THRESHOLD, largest_bytes):
+        mallopt(M_TRIM_THRESHOLD, kept_bytes)
 
 
 @cache

@@ -29,11 +29,10 @@ class Inventory:
             self._dtypes = [parameter.dtype for parameter in self._parameters]
         precision = tuple(dict.fromkeys(map(str, self._dtypes)))
         settings = tuple(_settings(*named) for named in model.named_modules())
-        self.key = (settings, precision)
-        """What a graph is made for."""
         self.modules = tuple(id(seen.module) for seen in self._seen)
         """A layer put in place of another needs a graph of its own."""
-        self.digest = fingerprint(self.key)
+        self.digest = fingerprint((settings, precision))
+        """Of what a graph is made for."""
 
     def holds(self) -> bool:
         """Whether the model is still as it was."""

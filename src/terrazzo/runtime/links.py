@@ -1,7 +1,7 @@
 """The other devices: sending boxes, summing, and finding out who is gone.
 
-Everything goes through torch.distributed. Weight gradients are summed in a process group of their
-own, so that a few statistics never wait behind megabytes.
+torch.distributed brings devices together and sums weight gradients, in a group of their own: a few
+statistics never wait behind megabytes. What somebody waits for goes over plain connections.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,13 +26,16 @@ from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
-from terrazzo.runtime.wire import Wire, window_bytes
+from terrazzo.runtime.wire import Parcel, Wire, window_bytes
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LONGEST_GIST = 120
+
+Message = tuple[int, int, Tensor]
+"""The other device, a tag that both sides give it, and what is sent or received."""
 
 
 @dataclass
@@ -92,8 +96,8 @@ class Links:
 
     def exchange(
         self,
-        sends: Sequence[tuple[int, int, Tensor]],
-        receives: Sequence[tuple[int, int, Tensor]],
+        sends: Sequence[Message],
+        receives: Sequence[Message],
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
@@ -108,29 +112,25 @@ class Links:
 
     def _exchange(
         self,
-        sends: Sequence[tuple[int, int, Tensor]],
-        receives: Sequence[tuple[int, int, Tensor]],
+        sends: Sequence[Message],
+        receives: Sequence[Message],
         meanwhile: Callable[[], None] | None,
     ) -> None:
         staging = Staging()
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
         self._meanwhile(staging.settle)  # the GPU is at work, not the links
-        self.counters.sent_bytes += sum(map(_size, (tensor for _, _, tensor in leaving)))
+        self.counters.sent_bytes += sum(tensor.nbytes for _, _, tensor in leaving)
+        out_long, out_short = self._by_length(leaving, meanwhile)
+        in_long, in_short = self._by_length(arriving, meanwhile)
         waiting = []
         peer = self.device
         try:
-            for peer, tag, tensor in arriving:
-                if self._is_long(tensor, meanwhile):
-                    waiting.append((peer, self._small.receive(tensor, peer, tag)))
-            for peer, tag, tensor in leaving:
-                if self._is_long(tensor, meanwhile):
-                    waiting.append((peer, self._small.send(tensor, peer, tag)))
-            self._wire.talk(
-                [(p, tensor) for p, _, tensor in leaving if not self._is_long(tensor, meanwhile)],
-                [(p, tensor) for p, _, tensor in arriving if not self._is_long(tensor, meanwhile)],
-                meanwhile=self._timed(meanwhile),
-            )
+            for peer, tag, tensor in in_long:
+                waiting.append((peer, self._small.receive(tensor, peer, tag)))
+            for peer, tag, tensor in out_long:
+                waiting.append((peer, self._small.send(tensor, peer, tag)))
+            self._wire.talk(out_short, in_short, meanwhile=self._timed(meanwhile))
             for peer, work in waiting:  # noqa: B007 - named if it fails
                 work.wait()
         except RuntimeError as error:
@@ -139,9 +139,14 @@ class Links:
             raise self._lost(error, getattr(error, "peer", peer)) from error
         staging.land()
 
-    def _is_long(self, tensor: Tensor, meanwhile: Callable[[], None] | None) -> bool:
-        """Whether a message would stand still while nobody looks: gloo has threads for these."""
-        return meanwhile is not None and _size(tensor) > window_bytes(self.devices)
+    def _by_length(
+        self, messages: Sequence[Message], meanwhile: Callable[[], None] | None
+    ) -> tuple[list[Message], list[Parcel]]:
+        """Messages that would stand still while nobody looks, for gloo's threads; and others."""
+        limit = inf if meanwhile is None else window_bytes(self.devices)
+        long = [message for message in messages if message[2].nbytes > limit]
+        short = [(peer, tensor) for peer, _, tensor in messages if tensor.nbytes <= limit]
+        return long, short
 
     def gather(
         self,
@@ -168,7 +173,7 @@ class Links:
                 meanwhile=self._timed(meanwhile),
             )
         if counted:
-            self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+            self.counters.summed_bytes += tensor.nbytes
         return parts.to(tensor.device)
 
     def sum(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
@@ -179,13 +184,13 @@ class Links:
         if self.devices == 1:
             return tensor
         host = to_host(tensor)
-        if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
+        if tensor.nbytes <= SMALL_BYTES:
             return tensor.copy_(self.gather(host, meanwhile=meanwhile).sum(0))
         with self._guard():
             work = self._small.sum(host)
             self._meanwhile(meanwhile)
             work.wait()
-        self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        self.counters.summed_bytes += tensor.nbytes
         return from_host(tensor, host)
 
     def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
@@ -194,7 +199,7 @@ class Links:
         host = to_host(tensor)
         with self._guard():
             work = group.sum(host)
-        self.counters.summed_bytes += tensor.numel() * tensor.element_size()
+        self.counters.summed_bytes += tensor.nbytes
         return Pending(self, work, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
@@ -324,10 +329,6 @@ class Links:
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _gist(error: RuntimeError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from terrazzo.runtime.allocator import Room, heap, keep_memory
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.steps import (
     CombineStep,
     ComputeStep,
@@ -32,6 +34,8 @@ from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.sums import bucket_bytes
+
+UNRECORDED = contextlib.nullcontext()
 
 
 class Machine:
@@ -97,14 +101,16 @@ class Machine:
             self._dtypes[key] = infer_dtypes(self.program.graph, autocast=bool(key[1]), kind=kind)
         return self._dtypes[key]
 
-    @contextlib.contextmanager
-    def _span(self, label: tuple[str, str, int]) -> Iterator[None]:
+    def _span(self, label: tuple[str, str, int]) -> AbstractContextManager[None]:
         """Records how long a step takes and what it sends, if anybody records."""
-        recorder, counters = self.links.recorder, self.links.counters
-        kind, name, group = label
-        if recorder is None or not kind:
-            yield
-            return
+        recorder = self.links.recorder
+        if recorder is None or not label[0]:
+            return UNRECORDED
+        return self._recorded(recorder, label)
+
+    @contextlib.contextmanager
+    def _recorded(self, recorder: Recorder, label: tuple[str, str, int]) -> Iterator[None]:
+        counters, (kind, name, group) = self.links.counters, label
         begin, sent, away_s = time.perf_counter(), counters.total_bytes, counters.away_s
         yield
         recorder.span(
@@ -120,11 +126,8 @@ class Machine:
             run.room = self._room.begin()
         for index, (step, label) in enumerate(zip(self.steps, self._labels, strict=True)):
             run.ease()
-            if self.links.recorder is None:
+            with self._span(label):
                 step.forward(run)
-            else:
-                with self._span(label):
-                    step.forward(run)
             for name in self._drops[index] if lean else self._lives.last_drops[index]:
                 run.held.pop(name, None)
         run.versions = {n: run.held[n]._version for n in self._lives.kept if n in run.held}
@@ -144,11 +147,8 @@ class Machine:
                 with self._span(self._labels[again]), run.precision():
                     self.steps[again].forward(run)
             run.ease()
-            if self.links.recorder is None:
+            with self._span(self._labels[index]):
                 self.steps[index].backward(run)
-            else:
-                with self._span(self._labels[index]):
-                    self.steps[index].backward(run)
             for name in self._lives.backward_drops[index]:
                 run.held.pop(name, None)
         with self._span(("compute", "weight gradients", 0)):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from terrazzo.runtime.links import Message
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Exchange, Move, Program
 
-Message = tuple[int, int, Tensor]
 Slices = tuple[slice, ...]
 
 
