@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,6 +273,7 @@ class TestRefused:
         small = devices.cluster(roomy_1=[f'workdir = "{devices.small}"'])
         said = refused(capfd, small)
         assert f"roomy-1: No space left on device: {devices.small}" in said
+        shutil.rmtree(devices.small / "terrazzo")
         (devices.small / "filling").write_bytes(bytes(30 << 20))
         said = refused(capfd, small)
         assert "roomy-1 has" in said

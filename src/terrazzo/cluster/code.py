@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-import terrazzo
 from terrazzo.errors import UsageError
 from terrazzo.records.units import bytes_text
 
@@ -80,7 +79,7 @@ class Code:
     @classmethod
     def of_terrazzo(cls) -> Code:
         """This very package: devices run the starter's version, whatever they have installed."""
-        package = Path(terrazzo.__file__).parent
+        package = Path(__file__).parents[1]
         names = {
             path.relative_to(package.parent).as_posix()
             for path in package.rglob("*")

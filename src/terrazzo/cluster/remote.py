@@ -32,11 +32,9 @@ from terrazzo.cluster.agent.frames import (
 )
 from terrazzo.cluster.process import LAST_LINES, LEASH, Failure, LineStream
 from terrazzo.cluster.records import Collected
-from terrazzo.cluster.session import agent_command, agent_text
+from terrazzo.cluster.session import LOST, agent_command, agent_text
 from terrazzo.cluster.ssh import Ssh
 
-LOST = 255
-"""The status of a device whose connection ended before its command did: as ssh has it."""
 STOP_S = 5.0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from terrazzo.cluster.agent.files import receive_file
 from terrazzo.cluster.agent.frames import DATA, FrameError, Frames, Refused
@@ -33,8 +33,10 @@ for name, text in texts.items():
 sys.modules[{main!r}].main()
 """
 CHUNK_BYTES = 1 << 20
-ANSWER_S = 120.0
 SENTENCE = 200
+STOP_S = 5.0
+LOST = 255
+"""The status of ssh where ssh itself failed."""
 
 
 @cache
@@ -61,6 +63,13 @@ class Session:
     def __init__(self, ssh: Ssh, process: subprocess.Popen[bytes], frames: Frames) -> None:
         self.ssh, self.process, self.frames = ssh, process, frames
 
+    def begin(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(agent_text())
+        self.process.stdin.flush()
+        self.frames.find_mark()
+        self.frames.tell(request)
+
     def send_file(self, path: Path, size: int) -> None:
         """A file as announced; what has changed since is found out by its digest there."""
         with path.open("rb") as file:
@@ -74,6 +83,36 @@ class Session:
         size = int(self.frames.hear()["size"])
         receive_file(self.frames, path, size=size, mode=0o644)
 
+    def trouble(self, error: Exception) -> HostError:
+        """Why the agent did not answer: its last words, those of ssh, or of the login shell."""
+        title = self.ssh.device.title
+        with contextlib.suppress(OSError, ValueError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        try:  # it may have refused while much was still being sent
+            while True:
+                self.frames.hear()
+        except Refused as refusal:
+            return HostError(f"{title}: {refusal}")
+        except (EOFError, OSError, FrameError, ValueError):
+            said = self._said()
+        if self.process.poll() in (126, 127):
+            return HostError(
+                f"{title} has no Python as {self.ssh.device.python}: install it there, or write "
+                'python = "..." for this device'
+            )
+        if self.process.poll() == LOST:
+            return self.ssh.explain(said or str(error))
+        gist = said.splitlines()[-1] if said else f"{type(error).__name__} {error}".strip()
+        return HostError(f"{title} did not answer as it should: {gist[:SENTENCE]}")
+
+    def _said(self) -> str:
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+            if self.process.stderr is not None:
+                return bytes(self.process.stderr.read(65536)).decode("utf-8", "replace").strip()
+        return ""
+
 
 @contextmanager
 def session(ssh: Ssh, verb: str, **request: Any) -> Iterator[Session]:
@@ -81,12 +120,14 @@ def session(ssh: Ssh, verb: str, **request: Any) -> Iterator[Session]:
     process = subprocess.Popen(
         agent_command(ssh), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    one = Session(ssh, process, Frames(*_pipes(process)))
     try:
-        yield _begin(ssh, process, {"verb": verb, **request})
+        one.begin({"verb": verb, **request})
+        yield one
     except Refused as error:
         raise HostError(f"{ssh.device.title}: {error}") from error
     except (EOFError, OSError, FrameError, ValueError) as error:
-        raise _trouble(ssh, process, error) from error
+        raise one.trouble(error) from error
     finally:
         close(process)
 
@@ -97,42 +138,10 @@ def ask(ssh: Ssh, verb: str, **request: Any) -> Any:
         return one.frames.hear()
 
 
-def _begin(ssh: Ssh, process: subprocess.Popen[bytes], request: dict[str, Any]) -> Session:
-    source, sink = _pipes(process)
-    frames = Frames(source, sink)
-    sink.write(agent_text())
-    sink.flush()
-    frames.find_mark()
-    frames.tell(request)
-    return Session(ssh, process, frames)
-
-
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[Any, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdout, process.stdin
-
-
-def _trouble(ssh: Ssh, process: subprocess.Popen[bytes], error: Exception) -> HostError:
-    """Why an agent did not answer: its last words, those of ssh, or of the login shell."""
-    said = ""
-    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        if process.stdin is not None:
-            process.stdin.close()
-        process.wait(5)
-        stream: IO[bytes] | None = process.stderr
-        said = stream.read(65536).decode("utf-8", "replace").strip() if stream else ""
-    status = process.poll()
-    title = ssh.device.title
-    if status in (126, 127):
-        return HostError(
-            f"{title} has no Python as {ssh.device.python}: install it there, or write "
-            'python = "..." for this device'
-        )
-    if status == 255:
-        return ssh.explain(said or str(error))
-    gist = said.splitlines()[-1] if said else f"{type(error).__name__} {error}".strip()
-    return HostError(f"{title} did not answer as it should: {gist[:SENTENCE]}")
 
 
 def close(process: subprocess.Popen[bytes]) -> None:
@@ -142,7 +151,7 @@ def close(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(OSError):
                 pipe.close()
     try:
-        process.wait(5)
+        process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

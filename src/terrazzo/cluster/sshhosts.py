@@ -22,7 +22,7 @@ from terrazzo.cluster.code import Code
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES
 from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
-from terrazzo.cluster.session import ask, session
+from terrazzo.cluster.session import LOST, ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
 from terrazzo.errors import HostError, LaunchError
 from terrazzo.records.cluster import Cluster
@@ -195,7 +195,7 @@ class SshHosts:
 
         def clear(device: int) -> None:
             paths = sorted(self._put[device])
-            ended = all(p.status not in (None, 255) for p in self._started if p.device == device)
+            ended = all(p.status not in (None, LOST) for p in self._started if p.device == device)
             if self._run_folder is not None and ended:
                 paths.append(self._remote_run(device))
             if paths and self._connections[device].is_open:
