@@ -193,13 +193,15 @@ def run_request(
     environment: dict[str, str],
     directory: str,
     records: str,
+    secrets: dict[str, str],
     lost_after_s: float,
 ) -> dict[str, Any]:
-    """What the ward is told."""
+    """What the ward is told; each of ``secrets`` becomes a file, named by the variable."""
     return {
         "command": list(command),
         "environment": environment,
         "directory": directory,
         "records": records,
+        "secrets": secrets,
         "lost_after_s": lost_after_s,
     }

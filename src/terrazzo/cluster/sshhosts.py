@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from terrazzo.cluster.code import Code
+from terrazzo.cluster.credentials import make_credentials
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES
 from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
@@ -29,6 +30,8 @@ from terrazzo.records.cluster import Cluster
 
 RUN_FOLDER = "TERRAZZO_RUN"
 """The variable that names the folder of a run; on a device it is another folder."""
+CREDENTIALS = "TERRAZZO_CREDENTIALS"
+"""Names the file with the credentials of the run; the same name as in the runtime."""
 T = TypeVar("T")
 
 
@@ -45,6 +48,7 @@ class SshHosts:
         self._put: list[set[str]] = [set() for _ in facts]
         self._started: list[RemoteProcess] = []
         self._run_folder: Path | None = None
+        self._credentials = make_credentials() if len(facts) > 1 else ""
 
     @classmethod
     @contextmanager
@@ -164,6 +168,7 @@ class SshHosts:
             environment=dict(environment),
             directory=self._directory[device],
             records=environment.get(RUN_FOLDER, ""),
+            secrets={CREDENTIALS: self._credentials} if len(self.names) > 1 else {},
             lost_after_s=self.cluster.lost_after_s,
         )
         folder = self._run_folder if RUN_FOLDER in environment else None

@@ -268,7 +268,10 @@ def _write_hosts(topology: Topology, path: Path) -> None:
         for device in topology.devices
         for form in ("", "::ffff:")  # the second is how a socket for both kinds of address says it
     ]
-    path.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), encoding="ascii")
+    path.write_text(
+        "\n".join(["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost", *lines, ""]),
+        encoding="ascii",
+    )
 
 
 def _free_bytes() -> int:

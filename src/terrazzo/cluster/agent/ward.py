@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -51,7 +53,8 @@ class Ward:
         self._records = _Records(request["records"], frames) if request["records"] else None
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-        environment = {**os.environ, **request["environment"]}
+        self._secrets = Secrets(request["secrets"])
+        environment = {**os.environ, **request["environment"], **self._secrets.paths}
         leash = [sys.executable, "-I", "-S", "-c", request["leash"], str(os.getpid())]
         self._process = subprocess.Popen(
             [*leash, *request["command"]],
@@ -84,6 +87,7 @@ class Ward:
                 self._records.send_rest()
             self._frames.tell(self._process.returncode, ENDED)
         self._end_all(signal.SIGKILL)
+        self._secrets.remove()
 
     def _until_end(self) -> None:
         vitals, records_s, vitals_s = Vitals(), 0.0, 0.0
@@ -127,12 +131,35 @@ class Ward:
         self._end_all(signal.SIGKILL)
         time.sleep(TICK_S)
         self._end_all(signal.SIGKILL)
+        self._secrets.remove()
         os._exit(1)
 
     def _end_all(self, number: int) -> None:
         for process in descendants():
             with suppress(OSError):
                 os.kill(process, number)
+
+
+class Secrets:
+    """Texts that a command finds in files of its own, in memory where the system allows."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.paths: dict[str, str] = {}
+        self._folder: Path | None = None
+        if not texts:
+            return
+        places = (os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm")
+        place = next((name for name in places if name and os.access(name, os.W_OK)), None)
+        self._folder = Path(tempfile.mkdtemp(prefix="terrazzo-", dir=place))  # nobody else's
+        for name, text in texts.items():
+            path = self._folder / name
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="utf-8")
+            self.paths[name] = str(path)
+
+    def remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Records:
