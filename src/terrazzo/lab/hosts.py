@@ -210,6 +210,9 @@ class LabHosts(RunningLab):
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
         copy_here(source, destination)  # the devices share this machine's files
 
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
+        copy_here(source, destination)
+
     def place(self, device: int) -> list[str]:
         """What enter.py needs to know of a device."""
         namespace = f"/proc/{os.getpid()}/fd/{self.network.devices[device]}"
