@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from terrazzo.errors import ModelError
 from terrazzo.graph.canonical import RANDOM, Call, rewrite
 from terrazzo.graph.flops import flops
-from terrazzo.graph.tracing import fixed_momentum, lower, seeded, told, trace
+from terrazzo.graph.tracing import fixed_momentum, lower, path_taken, seeded, trace
 from terrazzo.records import Argument, Dtype, Graph, Node, Ref, Value
 
 KINDS = {
@@ -52,7 +52,7 @@ def export(
         for seed in (0, 1):
             with seeded(seed):
                 traces.append(trace(model, args, kwargs))
-    if told(traces[0]) == told(traces[1]):
+    if path_taken(traces[0]) == path_taken(traces[1]):
         traces.pop()
     exports = []
     for program in traces:

@@ -24,7 +24,7 @@ def trace(
 ) -> torch.export.ExportedProgram:
     """What the model calls, in order; autocast and gradient mode of the caller left out."""
     under_autocast = any(torch.is_autocast_enabled(kind) for kind in KINDS)
-    with _told(model, args, kwargs), _plain_context():
+    with _errors_of(model, args, kwargs), _plain_context():
         program = torch.export.export(model, args, kwargs, strict=False)
         keep_regions(program, under_autocast=under_autocast)
         return program
@@ -38,12 +38,12 @@ def lower(
     kwargs: dict[str, Any],
 ) -> torch.export.ExportedProgram:
     """The same as functional ATen operators: most of what an export costs."""
-    with _told(model, args, kwargs), _plain_context():
+    with _errors_of(model, args, kwargs), _plain_context():
         lowered: torch.export.ExportedProgram = program.run_decompositions({})
         return lowered
 
 
-def told(program: torch.export.ExportedProgram) -> str:
+def path_taken(program: torch.export.ExportedProgram) -> str:
     """All that a trace has seen, as text: two traces that took one path give the same."""
     modules = [module for module in program.graph_module.modules() if hasattr(module, "graph")]
     nodes = [
@@ -65,7 +65,7 @@ def _seen(node: torch.fx.Node) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _told(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def _errors_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
     """What torch.export stumbles over is told as an error of the model."""
     try:
         with warnings.catch_warnings():
