@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from terrazzo.cli.inspect import add_check
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
@@ -96,6 +97,7 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     add_lab_flags(measured)
     measured.set_defaults(command=profile)
+    add_check(below)
 
 
 def profile(options: argparse.Namespace) -> int:

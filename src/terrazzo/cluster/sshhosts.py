@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
 from terrazzo.cluster.session import LOST, ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
+from terrazzo.cluster.veil import Ends, veiled
 from terrazzo.errors import HostError, LaunchError
 from terrazzo.records.cluster import Cluster
 
@@ -43,6 +44,8 @@ class SshHosts:
     ) -> None:
         self.cluster, self.facts = cluster, tuple(facts)
         self._connections = tuple(connections)
+        self.ends: Ends | None = None
+        """Where devices are inside an encrypted network, if there is one."""
         self._library = [""] * len(facts)
         self._directory = ["~"] * len(facts)
         self._put: list[set[str]] = [set() for _ in facts]
@@ -63,10 +66,12 @@ class SshHosts:
             if wrong:
                 raise one_line([HostError(str(finding)) for finding in wrong])
             hosts = cls(cluster, [c for c in connections if c is not None], known)
-            try:
+            with ExitStack() as cleanup:
+                cleanup.callback(hosts._clear)
+                if cluster.encrypt and len(known) > 1:
+                    ways = [connection.ssh for connection in hosts._connections]
+                    hosts.ends = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
                 yield hosts
-            finally:
-                hosts._clear()
 
     # ---- files ------------------------------------------------------------------------------
 
@@ -121,7 +126,14 @@ class SshHosts:
         return self.cluster.names
 
     def address(self, device: int) -> str:
+        if self.ends is not None:
+            return self.ends.addresses[device]
         return self.facts[device].address(self.cluster.devices[device])
+
+    def interface(self, device: int) -> str:
+        if self.ends is not None:
+            return self.ends.interfaces[device]
+        return self.facts[device].interface(self.cluster.devices[device])
 
     def port(self) -> AbstractContextManager[int]:
         """Free when it was asked for: devices start a moment later, on a machine of their own."""
@@ -142,7 +154,7 @@ class SshHosts:
             "OMP_NUM_THREADS": str(wanted.threads or fact.cores),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": self._library[device],
-            "GLOO_SOCKET_IFNAME": fact.interface(wanted),
+            "GLOO_SOCKET_IFNAME": self.interface(device),
             **self.cluster.environment,
             **given,
         }
