@@ -139,7 +139,9 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
     if isinstance(hosts, LabHosts):
         hosts.note_run(folder.path)
     try:
-        result = launch_recorded(command, hosts, folder=folder, name=name, grace_s=options.grace)
+        result = launch_recorded(
+            command, hosts, folder=folder, name=name, grace_s=options.grace, board=True
+        )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"
         raise KeyboardInterrupt(f"; {words}") from None
