@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from terrazzo.cli.inspect import add_check
-from terrazzo.cli.place import Place, add_lab_flags, say
+from terrazzo.cli.place import Place, add_lab_flags, cluster_place, say
 from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
+from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import is_root
 from terrazzo.lab.measuring import measure
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 BUDGET_S = 25.0
+KEPT_THERE = Path("~/.cache/terrazzo/profiles")
+"""Where devices look for what was measured, when they plan."""
 LEAST_BUDGET_S = 0.5
 
 EXAMPLES = """\
@@ -111,10 +115,17 @@ def profile(options: argparse.Namespace) -> int:
         raise UsageError("name a MODEL and its --input SHAPE, or --show FILE for a kept profile")
     if not options.seconds >= LEAST_BUDGET_S:
         raise UsageError(f"--seconds {options.seconds:g}: give at least {LEAST_BUDGET_S:g}")
-    place = Place.read(options)
-    graph = _graph(options)
-    asked = _Asked(graph, place, str(options.on), options.seconds)
-    found = obtain(asked, ProfileStore.usual(os.environ), again=options.again)
+    place = Place.read(options, real=True)
+    asked = _Asked(_graph(options), place, str(options.on), options.seconds)
+    store = ProfileStore.usual(os.environ)
+    with ExitStack() as cleanup:
+        if place.cluster is not None:  # what its devices have installed is known only there
+            reached = cleanup.enter_context(place.open())
+            assert isinstance(reached, SshHosts)
+            asked = replace(asked, reached=reached)
+        found = obtain(asked, store, again=options.again)
+        if asked.reached is not None:
+            asked.reached.leave(store.path(found.key), KEPT_THERE / store.path(found.key).name)
     if options.save is not None:
         found.save(options.save)
         say(f"saved as {options.save}")
@@ -164,6 +175,7 @@ class _Asked:
     place: Place
     on: str
     budget_s: float
+    reached: SshHosts | None = None
 
     @property
     def is_emulated(self) -> bool:
@@ -171,6 +183,20 @@ class _Asked:
 
     @property
     def key(self) -> Mapping[str, str]:
+        if self.reached is not None:
+            facts, cluster = self.reached.facts, self.reached.cluster
+            threads = [
+                device.threads or fact.cores
+                for device, fact in zip(cluster.devices, facts, strict=True)
+            ]
+            there = repr([(fact.system, fact.python, *fact.versions.items()) for fact in facts])
+            key = profile_key(
+                self.graph,
+                place=cluster_place(cluster),
+                threads=threads,
+                emulated=f"{cluster.encrypt} {there}",
+            )
+            return {**key, "torch": facts[0].versions["torch"]}
         topology, local = self.place.topology, self.place.local
         if topology is not None and self.is_emulated:
             threads = [device.threads for device in topology.devices]
@@ -208,7 +234,10 @@ def obtain(asked: _Asked, store: ProfileStore, *, again: bool = False) -> Profil
 
 def measured(asked: _Asked, key: Mapping[str, str]) -> Profile:
     console = Console(stderr=True, highlight=False)
-    with asked.place.open() as hosts, console.status("starting the devices ...") as status:
+    if asked.reached is not None:
+        asked.reached.bring(None)
+    opened = nullcontext(asked.reached) if asked.reached is not None else asked.place.open()
+    with opened as hosts, console.status("starting the devices ...") as status:
         return measure(
             hosts, asked.graph, key=key, budget_s=asked.budget_s, tell=lambda t: status.update(t)
         )

@@ -102,6 +102,11 @@ class SshHosts:
             return int(one.frames.hear()["brought"])
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        """It is removed again when these hosts are closed."""
+        self._put[device].add(str(destination))
+        self._send(source, device, destination)
+
+    def _send(self, source: Path, device: int, destination: Path) -> None:
         paths = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else []
         pairs = [(path, destination / path.relative_to(source)) for path in paths]
         if source.is_file():
@@ -112,7 +117,10 @@ class SshHosts:
             for (path, _), size in zip(pairs, sizes, strict=True):
                 one.send_file(path, size)
             one.frames.hear()
-        self._put[device].add(str(destination))
+
+    def leave(self, source: Path, destination: Path) -> None:
+        """Brings a file to all devices that stays there."""
+        self._everywhere(lambda device: self._send(source, device, destination))
 
     def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         with session(self._ssh(device), "fetch", path=str(source)) as one:
