@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from terrazzo.cli.discovery import add_discovery
 from terrazzo.cli.inspect import add_check
 from terrazzo.cli.place import Place, add_lab_flags, cluster_place, say
+from terrazzo.cli.setup import add_setup
 from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
 from terrazzo.cluster.sshhosts import SshHosts
@@ -42,6 +44,10 @@ LEAST_BUDGET_S = 0.5
 
 EXAMPLES = """\
 examples:
+  terrazzo cluster discover --write cluster.toml
+      devices on this network that run terrazzo cluster announce
+  terrazzo cluster check --on cluster.toml
+      are they ready, and what is to be fixed?
   terrazzo cluster profile net.py:build --input 8x3x224x224
       this machine alone, as one device
   terrazzo cluster profile net.py:build --input 1x3x416x416 --on 4
@@ -68,8 +74,8 @@ measured: the profile of a recorded run is corrected by how long its devices com
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "cluster",
-        help="measure devices and the links between them",
-        description="Measure devices and the links between them.",
+        help="real devices: find, pair, check, measure",
+        description="Find devices, see whether they are ready, measure them and their links.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -102,6 +108,8 @@ def add_to(commands: Commands) -> None:
     add_lab_flags(measured)
     measured.set_defaults(command=profile)
     add_check(below)
+    add_setup(below)
+    add_discovery(below)
 
 
 def profile(options: argparse.Namespace) -> int:

@@ -55,20 +55,23 @@ class SshHosts:
 
     @classmethod
     @contextmanager
-    def open(cls, cluster: Cluster, *, folder: Path) -> Iterator[SshHosts]:
-        """All devices at once; the first that can't be used is named, and nothing is started."""
+    def open(cls, cluster: Cluster, *, folder: Path, ready: bool = True) -> Iterator[SshHosts]:
+        """All devices at once; the first that can't be used is named, and nothing is started.
+
+        Those that are not ``ready`` for a training may still be good enough for being set up.
+        """
         with connected(cluster, folder=folder) as (connections, facts):
             missing = [fact for fact in facts if isinstance(fact, HostError)]
             if missing:
                 raise one_line(missing)
             known = [fact for fact in facts if isinstance(fact, Facts)]
             wrong = [finding for finding in findings(cluster, known) if finding.fatal]
-            if wrong:
+            if wrong and ready:
                 raise one_line([HostError(str(finding)) for finding in wrong])
             hosts = cls(cluster, [c for c in connections if c is not None], known)
             with ExitStack() as cleanup:
                 cleanup.callback(hosts._clear)
-                if cluster.encrypt and len(known) > 1:
+                if cluster.encrypt and len(known) > 1 and ready:
                     ways = [connection.ssh for connection in hosts._connections]
                     hosts.ends = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
                 yield hosts
