@@ -1,4 +1,4 @@
-"""``terrazzo cluster`` with devices behind real SSH servers: check, setup, discover, pair, profile."""
+"""``terrazzo cluster`` with devices behind real SSH servers: all its verbs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_check_of_a_device_that_is_off(
     assert "not ready: 1 thing to fix" in said
 
 
-def test_a_network_made_anew_is_measured(
+def test_real_devices_are_measured_and_planned_for(
     devices: SshDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -159,7 +159,8 @@ class TestStrangers:
             wrong = self.inside(devices, 0, starter, "pair", "10.77.0.2", "--code", "A" * 16)
             assert "is the code right" in wrong.communicate(timeout=60)[1]
             paired = self.inside(devices, 0, starter, "pair", "10.77.0.2", "--code", code)
-            assert paired.wait(60) == 0, paired.communicate()
+            said = paired.communicate(timeout=60)
+            assert paired.returncode == 0, said
         finally:
             told.terminate()
             told.communicate()
