@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
@@ -26,7 +26,7 @@ from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
-from terrazzo.runtime.wire import Parcel, Wire, window_bytes
+from terrazzo.runtime.wire import End, Parcel, Wire, window_bytes
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -102,48 +102,41 @@ class Links:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
-        self._check_whole()
-        if self.devices == 1:  # a plan for one device may move boxes from it to itself
-            if meanwhile is not None:
-                meanwhile()
-            return
-        with self._away():
-            self._exchange(sends, receives, meanwhile)
+        voyage = self.depart(sends, receives, busy=meanwhile is not None)
+        if meanwhile is not None:
+            meanwhile()
+        voyage.land()
 
-    def _exchange(
-        self,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        meanwhile: Callable[[], None] | None,
-    ) -> None:
+    def depart(
+        self, sends: Sequence[Message], receives: Sequence[Message], *, busy: bool
+    ) -> Voyage:
+        """Posts all (peer, tag, tensor) messages at once; the voyage it gives is to be landed.
+
+        ``busy``: this device does something else until then.
+        """
+        self._check_whole()
         staging = Staging()
+        if self.devices == 1:  # a plan for one device may move boxes from it to itself
+            return Voyage(self, staging)
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
-        self._meanwhile(staging.settle)  # the GPU is at work, not the links
+        staging.settle()
         self.counters.sent_bytes += sum(tensor.nbytes for _, _, tensor in leaving)
-        out_long, out_short = self._by_length(leaving, meanwhile)
-        in_long, in_short = self._by_length(arriving, meanwhile)
-        waiting = []
-        peer = self.device
-        try:
+        out_long, out_short = self._by_length(leaving, busy=busy)
+        in_long, in_short = self._by_length(arriving, busy=busy)
+        works = []
+        with self._guard():
             for peer, tag, tensor in in_long:
-                waiting.append((peer, self._small.receive(tensor, peer, tag)))
+                works.append((peer, self._small.receive(tensor, peer, tag)))
             for peer, tag, tensor in out_long:
-                waiting.append((peer, self._small.send(tensor, peer, tag)))
-            self._wire.talk(out_short, in_short, meanwhile=self._timed(meanwhile))
-            for peer, work in waiting:  # noqa: B007 - named if it fails
-                work.wait()
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise self._lost(error, getattr(error, "peer", peer)) from error
-        staging.land()
+                works.append((peer, self._small.send(tensor, peer, tag)))
+            return Voyage(self, staging, self._wire.begin(out_short, in_short), works)
 
     def _by_length(
-        self, messages: Sequence[Message], meanwhile: Callable[[], None] | None
+        self, messages: Sequence[Message], *, busy: bool
     ) -> tuple[list[Message], list[Parcel]]:
         """Messages that would stand still while nobody looks, for gloo's threads; and others."""
-        limit = inf if meanwhile is None else window_bytes(self.devices)
+        limit = window_bytes(self.devices) if busy else inf
         long = [message for message in messages if message[2].nbytes > limit]
         short = [(peer, tensor) for peer, _, tensor in messages if tensor.nbytes <= limit]
         return long, short
@@ -162,16 +155,8 @@ class Links:
         """
         if self.devices == 1:
             return tensor.unsqueeze(0)
-        own = to_host(tensor).contiguous()
-        parts = own.new_empty(self.devices, *own.shape)
-        parts[self.device] = own
-        others = [device for device in range(self.devices) if device != self.device]
         with self._guard():
-            self._wire.talk(
-                [(device, own) for device in others],
-                [(device, parts[device]) for device in others],
-                meanwhile=self._timed(meanwhile),
-            )
+            parts = self._wire.gather(to_host(tensor), meanwhile=self._timed(meanwhile))
         if counted:
             self.counters.summed_bytes += tensor.nbytes
         return parts.to(tensor.device)
@@ -240,21 +225,13 @@ class Links:
         data = text.encode()
         sizes = self.gather(torch.tensor([len(data)]), counted=False)
         buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data:
+            buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.gather(buffer, counted=False)
         return [
             row[: int(size)].numpy().tobytes().decode()
             for row, size in zip(rows, sizes, strict=True)
         ]
-
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """Counts how long this device is busy with others."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.counters.away_s += time.perf_counter() - begin
 
     def _timed(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
         return None if work is None else lambda: self._meanwhile(work)
@@ -268,17 +245,10 @@ class Links:
 
     # ---- losing each other -------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _guard(self, peer: int | None = None) -> Iterator[None]:
-        """Turns a broken connection into an error that names the device."""
+    def _guard(self, peer: int | None = None) -> _Guard:
+        """Turns a broken connection into an error that names the device; counts the time."""
         self._check_whole()
-        try:
-            with self._away():
-                yield
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise self._lost(error, getattr(error, "peer", peer)) from error
+        return _Guard(self, peer)
 
     def _check_whole(self) -> None:
         if self._broken is not None:
@@ -362,6 +332,43 @@ def _timeout() -> timedelta:
     """The timeout that the default process group was made with."""
     limit: timedelta = default_backend().options._timeout
     return limit
+
+
+class _Guard:
+    """While a device is busy with others. A class, because it is entered a hundred times a step."""
+
+    __slots__ = ("_begin_s", "_links", "_peer")
+
+    def __init__(self, links: Links, peer: int | None) -> None:
+        self._links, self._peer = links, peer
+
+    def __enter__(self) -> None:
+        self._begin_s = time.perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._links.counters.away_s += time.perf_counter() - self._begin_s
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            raise self._links._lost(error, getattr(error, "peer", self._peer)) from error
+
+
+@dataclass
+class Voyage:
+    """Boxes on their way."""
+
+    links: Links
+    staging: Staging
+    ends: Sequence[End] = ()
+    works: Sequence[tuple[int, dist.Work]] = ()
+
+    def land(self) -> None:
+        """Waits until all that was to arrive is there, and all that was sent has left."""
+        if self.ends:
+            with self.links._guard():
+                self.links._wire.end(self.ends)
+        for peer, work in self.works:
+            with self.links._guard(peer):
+                work.wait()
+        self.staging.land()
 
 
 @dataclass
