@@ -65,6 +65,7 @@ def test_heat_and_throttling_are_shown(tmp_path: Path) -> None:
 def test_lines_scroll_above_and_are_kept(tmp_path: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, highlight=False)
+    (tmp_path / "events-0.jsonl").write_text(span(1, "compute", 0, 1) + span(2, "compute", 2, 3))
     with Board(["pi1", "pi2"], tmp_path, console=console) as board:
         board.line(1, "a line \x1b[31mof\x1b[0m its own")
         board.line(0, "trouble", is_error=True)

@@ -92,7 +92,7 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     measured.add_argument(
         "--on", default="1", metavar="N",
-        help="devices: 4 processes here, or 6xpi3 emulated (default: %(default)s)",
+        help="devices: 4 processes here, 6xpi3 emulated, or a cluster.toml (default: %(default)s)",
     )  # fmt: skip
     measured.add_argument("--again", action="store_true", help="measure even if nothing changed")
     measured.add_argument("--save", type=Path, metavar="FILE", help="write it here too")

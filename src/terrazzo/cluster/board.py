@@ -80,7 +80,7 @@ class Board:
 
     def _table(self) -> RenderableType:
         self._run.update()
-        return self._run.table()
+        return self._run.table() if self._run.tells_something else Text()
 
 
 def _opened(path: Path) -> IO[str] | None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from terrazzo.cluster.session import LOST, ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
 from terrazzo.cluster.veil import Ends, veiled
 from terrazzo.errors import HostError, LaunchError
+from terrazzo.records import document
 from terrazzo.records.cluster import Cluster
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -75,6 +77,15 @@ class SshHosts:
                     ways = [connection.ssh for connection in hosts._connections]
                     hosts.ends = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
                 yield hosts
+
+    def note_run(self, folder: Path) -> None:
+        """Which devices a run was on, and what they had installed: a record of the run."""
+        rows = [
+            {"address": self.address(number), **asdict(device), **asdict(self.facts[number])}
+            for number, device in enumerate(self.cluster.devices)
+        ]
+        body = {"encrypt": self.cluster.encrypt, "devices": rows}
+        document.write(folder / "cluster.json", document.dump("cluster", 1, body) + "\n")
 
     # ---- files ------------------------------------------------------------------------------
 
@@ -215,8 +226,14 @@ class SshHosts:
         return str(base / "runs" / self._run_folder.name)
 
     def _everywhere(self, work: Callable[[int], T]) -> list[T]:
+        """On all devices at once; when one fails, or by Ctrl-C, the others are not waited for."""
         with ThreadPoolExecutor(max_workers=len(self.names)) as pool:
-            return list(pool.map(work, range(len(self.names))))
+            try:
+                return list(pool.map(work, range(len(self.names))))
+            except BaseException:
+                for connection in self._connections:
+                    connection.close()
+                raise
 
     def _clear(self) -> None:
         """Removes what was put on devices, and records that were collected whole."""

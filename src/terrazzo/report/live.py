@@ -95,6 +95,11 @@ class LiveRun:
                     continue
 
     @property
+    def tells_something(self) -> bool:
+        """Not of a script that records nothing, on devices that tell nothing."""
+        return any(device.step or device.resident_bytes for device in self.devices)
+
+    @property
     def loss(self) -> str:
         """The numbers a script logs, on whichever device writes them down."""
         found = next((device.numbers for device in self.devices if device.numbers), {})
