@@ -256,7 +256,7 @@ def connected(
 ) -> Iterator[tuple[list[Connection | None], list[Facts | HostError]]]:
     """Connections to all devices that can be reached, and what each says of itself."""
     require_ssh()
-    config = str(folder / cluster.ssh_config) if cluster.ssh_config else ""
+    config = str(folder / Path(cluster.ssh_config).expanduser()) if cluster.ssh_config else ""
     sockets = Path(tempfile.mkdtemp(prefix="tz-ssh-"))
     connections: list[Connection] = []
     try:
