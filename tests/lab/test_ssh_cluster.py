@@ -146,6 +146,8 @@ class TestStrangers:
         keys = tmp_path / "host keys"
         keys.mkdir()
         shutil.copy(devices.folder / "host-1.pub", keys / "ssh_host_ed25519_key.pub")
+        scanned = self.inside(devices, 0, starter, "discover", "--scan", "--seconds", "0.1")
+        assert "10.77.0.2        an SSH server" in scanned.communicate(timeout=60)[0]
         told = self.inside(devices, 1, device, "announce", "--pair", "--host-keys", str(keys))
         heard: list[str] = []
         assert told.stderr is not None
