@@ -27,6 +27,7 @@ from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
+from terrazzo.runtime.recovery import watch
 from terrazzo.runtime.start import join
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -34,19 +35,24 @@ __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 TIMEOUT_S = 300.0
 RUN_FOLDER = "TERRAZZO_RUN"
 """The variable that names the folder in which a run is recorded; unset: it is not."""
+RECOVER = "TERRAZZO_RECOVER"
+"""The variable that says whether the starter lets the others go on when a device is lost."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
 
 
-def init(*, timeout_s: float = TIMEOUT_S) -> int:
+def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
     """Joins the other devices, from the environment that ``terrazzo run`` or torchrun sets.
 
     Gives this device's number. Alone, it does nothing and gives 0. ``timeout_s`` bounds every
-    wait for another device.
+    wait for another device. With ``recover`` the loss of a device is survived (docs/recovery.md);
+    left open, it is where ``terrazzo run`` has started the devices.
     """
     join(os.environ, timeout_s=timeout_s)
     links = connect()
+    if os.environ.get(RECOVER) == "1" if recover is None else recover:
+        watch(links)
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
         links.recorder = Recorder(Path(folder), links.device)

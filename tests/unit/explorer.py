@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -106,7 +106,7 @@ def begin(count: int, budget: Budget) -> World:
     return World(places, (), nobody, nobody, frozenset(), budget)
 
 
-@lru_cache(maxsize=None)
+@cache
 def react(at: int, call: str, *args: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """What a device becomes when something happens to it, and what it sends."""
     own = KNOWN[at]
@@ -156,7 +156,7 @@ class Scene:
                 self.queues[pair] = (*self.queues.get(pair, ()), message)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fresh(at: int, queue: tuple[int, ...]) -> tuple[int, ...]:
     """A queue without what its device does not react to, now or ever: delivered in silence."""
     while queue and _is_old(KNOWN[at].seat, WORDS[queue[0]]):
@@ -292,7 +292,7 @@ def misfortunes(world: World) -> Iterator[Action]:
 # ---- what must hold ---------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)
+@cache
 def check(places: tuple[int, ...]) -> None:
     """One view for each epoch, one count of what was committed; who was left behind stands."""
     devices = [KNOWN[at] for at in places]

@@ -9,18 +9,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+from terrazzo.members.control import Control, Interrupted
 from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
 from terrazzo.runtime.recorder import Recorder
@@ -59,38 +62,57 @@ class Links:
         self.counters = Counters()
         self.recorder: Recorder | None = None
         self.where = "the start"
+        self.control: Control | None = None
+        """The lines over which members agree on who they are; None: a loss ends the run."""
+        self.recovery: Any = None
+        """What makes operations anew when members are lost (a Recovery)."""
+        self.epoch = 0
         self._broken: RunError | None = None
+        self._sockets: frozenset[Connection] = frozenset()
+        self._baseline: frozenset[Connection] | None = None
+        self._circles: dict[tuple[int, ...], Group] = {}
         self._alone = not (dist.is_available() and dist.is_initialized())
         self.device = 0 if self._alone else dist.get_rank()
         self.devices = 1 if self._alone else dist.get_world_size()
+        self.members = tuple(range(self.devices))
+        """The numbers that the devices started with, in order of their numbers now."""
+        self.timeout_s = 0.0 if self._alone else _timeout().total_seconds()
         if not self._alone:
-            self._store: Store = dist.distributed_c10d._get_default_store()
-            limit, everybody = _timeout(), tuple(range(self.devices))
-            self.timeout_s = limit.total_seconds()
-            self._sockets: frozenset[Connection] = frozenset()
-            before = connections()
             with self._guard():
-                self._small = self._group("small", everybody, limit)
-                self._bulk = self._group("bulk", everybody, limit)
-            self._circles: dict[tuple[int, ...], Group] = {everybody: self._bulk}
-            if self.devices > 1:
-                self._wire = self._open_wire(connections() - before)
-            self._sockets = connections() - before
+                self.begin(connections())
+                self.connect(dist.distributed_c10d._get_default_store())
             atexit.register(self.close)
 
-    def _open_wire(self, over: Iterable[Connection]) -> Wire:
-        """Where gloo's connections end here, others can reach this device."""
-        with self._guard():
+    def begin(self, baseline: frozenset[Connection]) -> None:
+        """From now on connections are made; those that were there before are not ours."""
+        self._baseline = baseline
+
+    def connect(self, store: Store, meeting_s: float | None = None) -> None:
+        """Groups and wire over a store; ``meeting_s`` bounds the wait for each other."""
+        self.store, everybody = store, tuple(range(self.devices))
+        before, baseline = connections(), self._baseline or frozenset()
+        meeting = None if meeting_s is None else timedelta(seconds=meeting_s)
+        self._small = self._group("small", everybody, meeting)
+        self._bulk = self._group("bulk", everybody, meeting)
+        self._circles = {everybody: self._bulk}
+        if self.devices > 1:
             try:
-                return Wire(
-                    self._store, self.device, self.devices,
-                    address=own_address(over), timeout_s=self.timeout_s,
+                self._wire = Wire(
+                    store, self.device, self.devices, address=own_address(connections() - before),
+                    timeout_s=self.timeout_s, meeting_s=meeting_s,
                 )  # fmt: skip
             except OSError as error:
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
+        self._sockets, self._baseline = connections() - baseline, None
 
-    def _group(self, name: str, members: Sequence[int], limit: timedelta) -> Group:
-        return Group(name, members, store=self._store, limit=limit)
+    def _group(self, name: str, members: Sequence[int], meeting: timedelta | None = None) -> Group:
+        limit = timedelta(seconds=self.timeout_s)
+        return Group(name, members, store=self.store, limit=limit, meeting=meeting)
+
+    @property
+    def address(self) -> tuple[socket.AddressFamily, str]:
+        """Where the other devices reach this one."""
+        return own_address(self._sockets)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -132,7 +154,7 @@ class Links:
                 waiting.append((peer, self._small.send(tensor, peer, tag)))
             self._wire.talk(out_short, in_short, meanwhile=self._timed(meanwhile))
             for peer, work in waiting:  # noqa: B007 - named if it fails
-                work.wait()
+                work.wait(timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -209,9 +231,7 @@ class Links:
                 continue
             before = connections()
             with self._guard():
-                limit = timedelta(seconds=self.timeout_s)
-                name = "-".join(map(str, devices))
-                self._circles[devices] = self._group(name, devices, limit)
+                self._circles[devices] = self._group("-".join(map(str, devices)), devices)
             self._sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -250,11 +270,15 @@ class Links:
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
         """Counts how long this device is busy with others."""
-        begin = time.perf_counter()
+        begin, control = time.perf_counter(), self.control
+        if control is not None:
+            control.waits = True
         try:
             yield
         finally:
             self.counters.away_s += time.perf_counter() - begin
+            if control is not None:
+                control.waits = False
 
     def _timed(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
         return None if work is None else lambda: self._meanwhile(work)
@@ -262,9 +286,13 @@ class Links:
     def _meanwhile(self, work: Callable[[], None] | None) -> None:
         """Does something else, which is work of its own although messages are on their way."""
         if work is not None:
-            begin = time.perf_counter()
+            begin, control = time.perf_counter(), self.control
+            if control is not None:
+                control.waits = False
             work()
             self.counters.away_s -= time.perf_counter() - begin
+            if control is not None:
+                control.waits = True
 
     # ---- losing each other -------------------------------------------------------------
 
@@ -286,9 +314,12 @@ class Links:
 
     def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
         """Wakes the others, then asks them through the store who is gone."""
-        hang_up(self._sockets)
-        inquiry = Inquiry(self._store, self.device, self.devices)
-        linger(self._store, self.device, inquiry.here)
+        self.hang_up()
+        if self.control is not None:
+            self.control.alarm()
+            return Interrupted(f"{_gist(error)}, in {self.where} on device {self.device}")
+        inquiry = Inquiry(self.store, self.device, self.devices)
+        linger(self.store, self.device, inquiry.here)
         text = inquiry.text
         if not text and peer is not None:
             text = f"the connection to device {peer} broke, or it was silent too long"
@@ -310,21 +341,44 @@ class Links:
         if self._alone or self._broken is not None:
             return
         self._broken = RunError(reason)
-        report_failure(self._store, self.device, reason)
-        hang_up(self._sockets)
+        if self.control is not None:
+            self.control.leave(reason)
+            self.hang_up()
+            return
+        report_failure(self.store, self.device, reason)
+        self.hang_up()
         if stay:
-            linger(self._store, self.device, range(1, self.devices))
+            linger(self.store, self.device, range(1, self.devices))
         self._leave()
+
+    def fail(self, error: RunError) -> None:
+        """There is no going on: whatever is asked for from now on says why."""
+        self._broken = error
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Whatever waits on a connection of this device, at either end, fails at once."""
+        begun = connections() - self._baseline if self._baseline is not None else frozenset()
+        hang_up(self._sockets | begun)
 
     def close(self) -> None:
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""
+        if self.control is not None:
+            error = getattr(sys, "last_value", None)
+            self.control.leave(f"{type(error).__name__}: {error}" if error is not None else "")
         if self._broken is None:
             self._broken = RunError("this device has left the others")
-            hang_up(self._sockets)
+            self.hang_up()
+        self.drop()
+
+    def drop(self) -> None:
+        """Lets go of groups and wire."""
         if hasattr(self, "_wire"):
             self._wire.close()
+            del self._wire
         if hasattr(self, "_small"):
-            del self._small, self._bulk, self._circles
+            del self._small, self._bulk
+        self._circles = {}
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
@@ -345,12 +399,22 @@ _CONNECTED: dict[object, Links] = {}
 
 def connect() -> Links:
     """The links to the other devices: made once per process group."""
-    together = dist.is_available() and dist.is_initialized()
-    group = dist.distributed_c10d._get_default_group() if together else None
+    group = _default_group()
     if group not in _CONNECTED:
         _CONNECTED.clear()
         _CONNECTED[group] = Links()
     return _CONNECTED[group]
+
+
+def _default_group() -> object:
+    together = dist.is_available() and dist.is_initialized()
+    return dist.distributed_c10d._get_default_group() if together else None
+
+
+def adopt(links: Links) -> None:
+    """These are the links of the process group that there is now."""
+    _CONNECTED.clear()
+    _CONNECTED[_default_group()] = links
 
 
 def recorder() -> Recorder | None:
