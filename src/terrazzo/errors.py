@@ -8,7 +8,8 @@ next. The command line prints it as one line; a script can catch the branch it c
     ├── ModelError         a model that cannot be loaded, exported or kept exact
     ├── PlanError          a plan that does not fit the model, the input or the devices
     ├── LaunchError        processes that could not be started
-    │   └── LabError       an emulated cluster that this machine cannot make, or not as asked for
+    │   ├── LabError       an emulated cluster that this machine cannot make, or not as asked for
+    │   └── HostError      a device that cannot be reached, or not be used as it is
     └── RunError           something that went wrong while devices worked together
         ├── PeerLost       a device stopped answering
         ├── Disagreement   devices hold different batches, targets, weights or modes
@@ -40,6 +41,10 @@ class LaunchError(TerrazzoError):
 
 class LabError(LaunchError):
     """An emulated cluster that this machine cannot make, or not as asked for."""
+
+
+class HostError(LaunchError):
+    """A device that cannot be reached, or not be used as it is."""
 
 
 class RunError(TerrazzoError):

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 PRELOAD = [
@@ -46,7 +47,7 @@ def _load(path: str) -> Any:
 
 def _serve(pipe: Connection, environment: Mapping[str, str], timeout_s: float) -> None:
     os.environ.update(environment)
-    sys.path.insert(0, os.path.dirname(__file__))
+    sys.path.insert(0, str(Path(__file__).parent))
     import torch
     import torch.distributed as dist
 

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devices import forking
@@ -15,11 +15,18 @@ from devices import forking
 class Script:
     """One run of a script, alone, in a folder; what it prints is in ``printed``."""
 
-    def __init__(self, path: Path, arguments: Sequence[str], *, folder: Path) -> None:
-        self.printed = folder / "printed.txt"
-        self.process = forking().Process(
-            target=_main, args=(path, list(arguments), folder, self.printed), daemon=True
-        )
+    def __init__(
+        self,
+        path: Path,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        own = dict(environment or {})
+        self.printed = folder / f"printed{own.get('RANK', '')}.txt"
+        given = (path, list(arguments), folder, self.printed, own)
+        self.process = forking().Process(target=_main, args=given, daemon=True)
         self.process.start()
 
     def finish(self, timeout_s: float = 200) -> str:
@@ -31,7 +38,10 @@ class Script:
         return text
 
 
-def _main(path: Path, arguments: list[str], folder: Path, printed: Path) -> None:
+def _main(
+    path: Path, arguments: list[str], folder: Path, printed: Path, environment: Mapping[str, str]
+) -> None:
+    os.environ.update(environment)
     os.chdir(folder)
     with printed.open("wb") as file:
         os.dup2(file.fileno(), 1)

@@ -226,7 +226,7 @@ def reader_fails(at_once: bool) -> str:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_loader_that_fails_is_heard_of_everywhere(at_once: bool) -> None:
-    found = run_on(3, reader_fails, at_once, timeout_s=40)
+    found = run_on(3, reader_fails, at_once)
     assert all("17.jpg" in message for message in found)
     assert "device 1" in found[0]
 

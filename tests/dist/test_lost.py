@@ -92,14 +92,14 @@ def test_nobody_else_is_named() -> None:
 
 
 def test_a_stopped_device_is_named_after_the_timeout() -> None:
-    found = fates(3, killed, 1, "exchange", signal.SIGSTOP, timeout_s=4, ignoring=[1])
+    found = fates(3, killed, 1, "exchange", signal.SIGSTOP, timeout_s=10, ignoring=[1])
     assert [fate.kind for fate in found] == ["raised", "silent", "raised"]
     told(found, "device 1")
 
 
 def test_a_stopped_device_0_is_named_too() -> None:
     """Also where it is the one that everybody meets at."""
-    found = fates(2, killed, 0, "exchange", signal.SIGSTOP, timeout_s=4, ignoring=[0])
+    found = fates(2, killed, 0, "exchange", signal.SIGSTOP, timeout_s=10, ignoring=[0])
     assert [fate.kind for fate in found] == ["silent", "raised"]
     told(found, "device 0")
 
@@ -216,7 +216,7 @@ def twice() -> str:
 
 
 def test_two_processes_cannot_be_the_same_device() -> None:
-    fate = fates(2, twice, timeout_s=5, ignoring=[0])[1]
+    fate = fates(2, twice, ignoring=[0])[1]
     assert "another process has joined as device 1" in str(fate.what)
 
 

@@ -41,8 +41,11 @@ def profile(devices: int) -> Profile:
 
 
 @contextlib.contextmanager
-def burning(device: int) -> Iterator[None]:
-    """On one device every forward step of computing takes many times as long, for real."""
+def lagging(device: int) -> Iterator[None]:
+    """On one device every forward step of computing takes many times as long.
+
+    It sleeps: a loop would take the cores of the others, and make those slow as well.
+    """
     if torch.distributed.get_rank() != device:
         yield
         return
@@ -51,9 +54,7 @@ def burning(device: int) -> Iterator[None]:
     def slow(self: ComputeStep, run: Any) -> None:
         begin = time.perf_counter()
         usual(self, run)
-        until = time.perf_counter() + (TIMES - 1) * 4 * (time.perf_counter() - begin)
-        while time.perf_counter() < until:
-            pass
+        time.sleep((TIMES - 1) * 4 * (time.perf_counter() - begin))
 
     ComputeStep.forward = slow  # type: ignore[method-assign]
     try:
@@ -74,7 +75,7 @@ def slowed(device: int) -> tuple[str, str, str, list[int]]:
             changed.append(step)
 
     said = io.StringIO()
-    with contextlib.redirect_stderr(said), burning(device):
+    with contextlib.redirect_stderr(said), lagging(device):
         losses = [train(plain, optimizers[0], data), train(net, optimizers[1], data, after=after)]
     assert max(abs(a / b - 1) for a, b in zip(*losses, strict=True)) < 1e-10
     assert_close(state(net), state(plain))
@@ -100,7 +101,7 @@ def unheeded() -> str:
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         train(net, optimizer, data[: WINDOW + WARM_UP + 2])
-        with burning(1):
+        with lagging(1):
             train(net, optimizer, data[WINDOW + WARM_UP + 2 :])
     return said.getvalue()
 

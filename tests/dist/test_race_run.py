@@ -73,7 +73,7 @@ def test_a_pipeline_cuts_a_model_whose_branches_pass_by_a_stage(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_terrazzo_plans_for_itself_from_what_it_measures(tmp_path: Path) -> None:
-    race, done = held(tmp_path, "--model vgg --batch 2 --size 32 --minutes 0.3 --peers alone,auto")
+    race, _ = held(tmp_path, "--model vgg --batch 2 --size 32 --minutes 0.3 --peers alone,auto")
     row = by_peer(race)["auto"]
     assert row["problem"] == ""
     assert row["exact"], row["gap"]

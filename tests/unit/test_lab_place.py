@@ -45,7 +45,7 @@ def test_without_root_it_still_runs(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cluster.toml", "--on cluster.toml is not understood; give 4 (local processes)"),
+        ("cluster.toml", "no file cluster.toml: write one (docs/clusters.md), or let terrazzo"),
         ("-3", "--on -3 is not understood"),
         ("0", "--on 0 is not understood"),
         ("2xnone", "no preset none"),

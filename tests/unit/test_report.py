@@ -14,27 +14,15 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from terrazzo.cli.main import main
 from terrazzo.demo.progress import TrainingProgress
-from terrazzo.errors import UsageError
-from terrazzo.geometry import Box
-from terrazzo.records.event import Event
 from terrazzo.records.run import Run, RunFolder
-from terrazzo.records.units import bytes_text, gap_text, seconds_text
-from terrazzo.report import canvas, png
 from terrazzo.report.page import page
-from terrazzo.report.planview import PlanView
-from terrazzo.report.plot import plot
 from terrazzo.report.reading import Reading, newest
 from terrazzo.report.screen import Screen
-from terrazzo.report.steps import Step, steps_of
-from terrazzo.report.svg import tag
 from terrazzo.report.terminal import show
-from terrazzo.report.ticks import ticks
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -289,55 +277,7 @@ class TestTrouble:
         assert "&lt;script&gt;" in text
 
 
-class TestRunFolder:
-    def test_never_overwrites(self, tmp_path: Path) -> None:
-        names = {RunFolder.create(tmp_path, "My Net.v2").path.name for _ in range(3)}
-        assert len(names) == 3
-        assert all("-my-net-v2" in name for name in names)
-
-    def test_a_named_folder_must_be_empty(self, recorded: Path) -> None:
-        with pytest.raises(UsageError, match="is not empty"):
-            RunFolder.take(recorded)
-
-    @pytest.mark.parametrize("way", ["--run-dir", "runs"])
-    def test_no_folder_can_be_made(
-        self, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "runs").write_text("a file where the folder should be")
-        (tmp_path / "train.py").write_text("raise SystemExit('started')")
-        extra = ["--run-dir", "runs/x"] if way == "--run-dir" else []
-        assert main(["run", "--on", "2", *extra, "train.py"]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1
-        assert "nothing can be recorded in runs" in err and "--no-record" in err
-
-    def test_a_full_disk(self, tmp_path: Path) -> None:
-        """Files that may not grow stand in for a disk without room: the write itself fails."""
-        (tmp_path / "train.py").write_text("raise SystemExit('started')")
-
-        words = [sys.executable, "-m", "terrazzo.cli", "run", "--on", "2", "train.py"]
-        done = subprocess.run(
-            ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert "nothing can be recorded in runs/" in done.stderr
-
-    def test_recording_can_be_left_out(self, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text("import os; print('TERRAZZO_RUN' in os.environ)")
-        done = terrazzo("run", "--on", "1", "--no-record", "train.py", cwd=tmp_path)
-        assert done.stdout == "device0 | False\n"
-        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-    def test_a_script_without_terrazzo_leaves_no_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text("print('hello')")
-        done = terrazzo("run", "--on", "1", "train.py", cwd=tmp_path)
-        assert (done.stdout, done.stderr) == ("device0 | hello\n", "")
-        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
+class TestInterrupted:
     def test_ctrl_c_leaves_a_readable_run(self, desk: Path, tmp_path: Path) -> None:
         folder = tmp_path / "cut"
         command = ["run", "--on", "2", "--run-dir", str(folder), str(desk / "train.py"), "9999"]
@@ -361,105 +301,6 @@ class TestRunFolder:
 def _grew(folder: Path) -> bool:
     files = [folder / f"events-{device}.jsonl" for device in range(2)]
     return all(file.exists() and file.stat().st_size > 3000 for file in files)
-
-
-def span(device: int, kind: str, name: str, begin_s: float, end_s: float) -> Event:
-    return Event(device, 1, "forward", kind, name, begin_s, end_s)
-
-
-class TestSteps:
-    def test_who_comes_first_waits(self) -> None:
-        early, late = span(0, "exchange", "g", 1.0, 5.0), span(1, "exchange", "g", 4.0, 5.0)
-        step = Step(1, 2, (early, late), {})
-        assert step.waiting_s == {early: 3.0, late: 0.0}
-        assert step.split(0) == pytest.approx(
-            {"compute": 0, "exchange": 1, "sum": 0, "agree": 0, "feed": 0, "waiting": 3, "other": 0}
-        )
-
-    def test_nobody_waits_longer_than_the_span_lasts(self) -> None:
-        """One that never needed the late device was done before it came."""
-        early, late = span(0, "exchange", "g", 1.0, 2.0), span(1, "exchange", "g", 9.0, 9.5)
-        assert Step(1, 2, (early, late), {}).waiting_s[early] == 1.0
-
-    def test_repeated_names_meet_in_order(self) -> None:
-        spans = [span(d, "sum", "n", begin + d, begin + 3) for begin in (0.0, 10.0) for d in (0, 1)]
-        waited = Step(1, 2, tuple(spans), {}).waiting_s
-        assert [waited[one] for one in spans] == [1.0, 0.0, 1.0, 0.0]
-
-    def test_a_missing_partner_means_no_waiting(self) -> None:
-        assert Step(1, 2, (span(0, "sum", "n", 0.0, 3.0),), {}).waiting_s == {}
-
-    def test_time_between_spans_is_the_rest(self) -> None:
-        events = [span(0, "compute", "a", 0.0, 2.0), span(0, "compute", "b", 3.0, 4.0)]
-        events.append(Event(0, 2, "forward", "compute", "a", 6.0, 7.0))
-        first, second = steps_of(events, 1)
-        assert first.split(0)["compute"] == 3.0
-        assert first.split(0)["other"] == 3.0
-        assert (first.seconds, second.seconds) == (6.0, 1.0)
-
-
-class TestDrawing:
-    def test_curves_that_meet_and_part(self) -> None:
-        one = {1: 4.0, 2: 2.0, 3: 0.0}
-        same = "\n".join(plot(one, one, width=40))
-        assert "●" in same and "x" not in same and "○" not in same
-        apart = "\n".join(plot(one, {1: 4.0, 2: 3.9, 3: 4.0}, width=40))
-        assert {"●", "x", "○"} <= set(apart)
-
-    def test_losses_that_are_no_numbers(self) -> None:
-        rows = plot({1: math.nan, 2: 1.0, 3: math.inf}, {}, width=30)
-        assert sum(row.count("x") for row in rows) == 1
-        assert plot({1: math.nan}, {}, width=30) == []
-
-    def test_uneven_tiles(self) -> None:
-        tiles = (Box(((0, 1), (0, 3), (0, 40), (0, 10))), Box(((0, 1), (0, 3), (0, 40), (10, 40))))
-        rows = canvas.tiles(PlanView(2, (1, 3, 40, 40), tiles, tiles, ()), width=41)
-        assert rows[0] == "┌" + "─" * 9 + "┬" + "─" * 29 + "┐"
-        assert "device 1" in rows[1] and "40x30" in rows[2]
-        assert rows[-1][10] == "┴"
-
-    def test_pictures_survive_png(self) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
-        data = png.encode(pixels)
-        assert np.array_equal(png.decode(data), pixels)
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
-
-    @pytest.mark.parametrize("cut", [0, 4, 20, 60])
-    def test_a_broken_png_is_refused(self, cut: int) -> None:
-        data = png.encode(np.zeros((4, 4, 3), np.uint8))
-        with pytest.raises(UsageError, match="no PNG of ours"):
-            png.decode(data[:cut])
-
-    def test_markup_is_escaped(self) -> None:
-        assert tag("a", "<b>", tag("i", "&"), title='"') == (
-            '<a title="&quot;">&lt;b&gt;<i>&amp;</i></a>'
-        )
-
-
-class TestWords:
-    def test_units(self) -> None:
-        assert [bytes_text(n) for n in (0, 999, 1023, 2048, 150 << 20)] == [
-            "0 B", "999 B", "1.0 KiB", "2.0 KiB", "150 MiB"
-        ]  # fmt: skip
-        assert [seconds_text(s) for s in (0, 5e-5, 0.0123, 0.5, 2.5, 130)] == [
-            "0 s", "50 µs", "12.3 ms", "500 ms", "2.50 s", "2 min 10 s"
-        ]  # fmt: skip
-        assert gap_text(0.0) == "0 (the same bits)"
-        assert gap_text(math.nan) == "not a number"
-
-    def test_ticks_are_round(self) -> None:
-        assert ticks(0.0, 39.0, 4) == [0.0, 10.0, 20.0, 30.0]
-        assert ticks(0.0, 0.0) == [0.0]
-        assert ticks(math.nan, 1.0) == []
-
-    @pytest.mark.parametrize("command", ["demo", "report"])
-    def test_every_help_has_an_example(
-        self, command: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as stop:
-            main([command, "--help"])
-        assert stop.value.code == 0
-        assert f"examples:\n  terrazzo {command}" in capsys.readouterr().out
 
 
 def test_reports_do_not_load_torch() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from terrazzo.runtime.wire import HELLO, Wire, WireError, window_bytes
+from terrazzo.runtime import hello
+from terrazzo.runtime.wire import Wire, WireError, window_bytes
 
 ADDRESS = (socket.AF_INET, "127.0.0.1")
 
@@ -108,7 +109,8 @@ def test_a_stranger_who_calls_is_sent_away() -> None:
         first = pool.submit(Wire, store, 0, 2, address=ADDRESS, timeout_s=20.0)
         host, port, _ = store.get("terrazzo/wire/0").decode().split()
         with socket.create_connection((host, int(port))) as stranger:
-            stranger.sendall(HELLO.pack(b"0" * 16, 1))
+            assert len(stranger.recv(100)) == hello.NONCE_BYTES
+            stranger.sendall(hello.CLAIM.pack(b"0" * 16, 1, b"0" * 32))
             assert stranger.recv(1) == b""
         second = pool.submit(Wire, store, 1, 2, address=ADDRESS, timeout_s=20.0)
         one, other = first.result(), second.result()

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from terrazzo.cluster import Hosts
-from terrazzo.cluster.process import DeviceProcess
+from terrazzo.cluster.process import Process
 
 
 class Seats:
@@ -49,13 +49,16 @@ class Seats:
 
     def run(
         self, command: Sequence[str], *, device: int, environment: Mapping[str, str]
-    ) -> DeviceProcess:
+    ) -> Process:
         process = self.hosts.run(command, device=self.places[device], environment=environment)
         process.device, process.name = device, self.names[device]
         return process
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
         self.hosts.copy(source, device=self.places[device], destination=destination)
+
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
+        self.hosts.fetch(source, device=self.places[device], destination=destination)
 
     def kill(self, device: int) -> None:
         self.hosts.kill(self.places[device])

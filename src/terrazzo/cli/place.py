@@ -1,4 +1,4 @@
-"""Where devices live, as ``--on`` and its companions say: processes here, or emulated devices."""
+"""Where devices live, as ``--on`` and its companions say: processes here, emulated, or real."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terrazzo.cluster.hosts import Hosts, LocalHosts
+from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import is_root
 from terrazzo.lab.preset import load_presets
 from terrazzo.lab.start import started, unshaped
 from terrazzo.lab.topology import REPLACES, Topology, is_description
+from terrazzo.records.cluster import Cluster
 
 
 def add_lab_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,12 +50,20 @@ class Place:
     slow_storage: bool = False
     threads: int = 0
     """Of an emulated device; 0: as many as its share of this machine has cores."""
+    cluster: Cluster | None = None
+    path: Path = Path()
+    """Of the file that describes the cluster."""
 
     @classmethod
-    def read(cls, options: argparse.Namespace) -> Place:
+    def read(cls, options: argparse.Namespace, *, real: bool = False) -> Place:
+        """``real``: whether the command can use devices that a file describes."""
         text = str(options.on)
         if text.isascii() and text.isdigit() and int(text) > 0:
             return cls(LocalHosts(int(text)), None)
+        if is_file(text):
+            if not real:
+                raise UsageError(f"--on {text}: this command runs on this machine only; {REPLACES}")
+            return cls(None, None, cluster=Cluster.load(Path(text)), path=Path(text))
         return cls(
             None,
             read_topology(text, options.presets),
@@ -64,6 +74,8 @@ class Place:
 
     @property
     def devices(self) -> int:
+        if self.cluster is not None:
+            return len(self.cluster.devices)
         return self.local.devices if self.local else len(self._asked.devices)
 
     @property
@@ -76,6 +88,10 @@ class Place:
         """The hosts, for as long as the block runs."""
         if self.local is not None:
             yield self.local
+        elif self.cluster is not None:
+            say(f"connecting to {', '.join(self.cluster.names)}")
+            with SshHosts.open(self.cluster, folder=self.path.parent) as reached:
+                yield reached
         elif self.unshaped or not is_root():
             reason = "--unshaped" if self.unshaped else "without root (use sudo to emulate)"
             say(unshaped(self._asked, reason))
@@ -87,6 +103,11 @@ class Place:
                 self._asked, say=say, check=self.verify, storage=storage, threads=self.threads
             ) as hosts:
                 yield hosts
+
+
+def is_file(text: str) -> bool:
+    """Whether ``--on`` names a cluster's file: there, or by its ending meant to be."""
+    return text.endswith(".toml") or ("/" in text and Path(text).is_file())
 
 
 def read_topology(text: str, presets: list[Path]) -> Topology:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrazzo.cli.place import Place, add_lab_flags
+from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.recording import launch_recorded
 from terrazzo.cluster import Hosts, LaunchResult, launch
+from terrazzo.cluster.code import Code
+from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab import LabHosts
 from terrazzo.records.run import RunFolder
+from terrazzo.records.units import bytes_text
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -74,13 +78,15 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.on is None:
         _take_on_after_script(options)
-    place = Place.read(options)
+    place = Place.read(options, real=True)
     if not Path(options.script).is_file():
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
     command = [sys.executable, options.script, *options.arguments]
     with place.open() as hosts:
+        if isinstance(hosts, SshHosts):
+            command[1] = bring_code(hosts, Path(options.script))
         if options.no_record:
             result = launch(command, hosts, grace_s=options.grace)
         else:
@@ -88,6 +94,18 @@ def run(options: argparse.Namespace) -> int:
     if result.failure:
         print(f"terrazzo: error: {result.failure}", file=sys.stderr)
     return result.exit_status
+
+
+def bring_code(hosts: SshHosts, script: Path) -> str:
+    """Copies the code to all devices; gives the script's path there."""
+    limit = hosts.cluster.copy_limit_bytes
+    code = Code.of_script(script, here=Path.cwd(), limit_bytes=limit)
+    if code.left_out:
+        say(f"not copied, because git does not track it: {', '.join(code.left_out[:5])}")
+    sent = hosts.bring(code)
+    counts = ", ".join(f"{name} {count}" for name, count in zip(hosts.names, sent, strict=True))
+    say(f"{code.name}: {len(code.files)} files, {bytes_text(code.size_bytes)}; sent to {counts}")
+    return os.path.relpath(script.resolve(), code.root / code.directory)
 
 
 def _take_on_after_script(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """The machines that devices live on: one small interface, and processes of this machine.
 
-Emulated devices (``terrazzo.lab``) implement the same interface, so launching is one code path.
+Emulated devices (``terrazzo.lab``) and those reached by SSH (``cluster.sshhosts``) implement the
+same interface, so launching is one code path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from terrazzo.cluster.process import DeviceProcess
+from terrazzo.cluster.process import DeviceProcess, Process
 from terrazzo.errors import LaunchError, UsageError
 
 LOCAL_ADDRESS = "127.0.0.1"
@@ -44,11 +45,14 @@ class Hosts(Protocol):
 
     def run(
         self, command: Sequence[str], *, device: int, environment: Mapping[str, str]
-    ) -> DeviceProcess:
+    ) -> Process:
         """Starts a command on the device."""
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
         """Brings a file or folder of this machine to the device."""
+
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
+        """Brings a file of the device to this machine."""
 
     def kill(self, device: int) -> None:
         """Ends, at once, everything that was started on the device."""
@@ -113,6 +117,9 @@ class LocalHosts:
         return process
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        copy_here(source, destination)
+
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         copy_here(source, destination)
 
     def kill(self, device: int) -> None:

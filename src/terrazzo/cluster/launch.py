@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.printer import Printer
-from terrazzo.cluster.process import DeviceProcess, Failure, LineStream
+from terrazzo.cluster.process import Failure, LineStream, Process
 from terrazzo.errors import LaunchError
 
 TICK_S = 0.02
@@ -79,7 +79,7 @@ def launch(
     with ExitStack() as cleanup:
         signals = cleanup.enter_context(_Signals())
         port = cleanup.enter_context(hosts.port())
-        processes: list[DeviceProcess] = []
+        processes: list[Process] = []
         for device in range(devices):
             environment = hosts.environment(device, port=port, base={**base, **extras[device]})
             process = hosts.run(command, device=device, environment=environment)
@@ -157,7 +157,7 @@ class _Watch:
 
     def __init__(
         self,
-        processes: Sequence[DeviceProcess],
+        processes: Sequence[Process],
         *,
         sink: _Sink,
         signals: _Signals,
@@ -167,7 +167,7 @@ class _Watch:
         self._sink = sink
         self._signals = signals
         self._grace_s = grace_s
-        self._first_failed: DeviceProcess | None = None
+        self._first_failed: Process | None = None
         self._ended_s: dict[int, float] = {}
         self._hushed: set[int] = set()
         self._signals_handled = 0
@@ -191,7 +191,7 @@ class _Watch:
             failure=failed.failure() if failed else None,
         )
 
-    def _running(self) -> list[DeviceProcess]:
+    def _running(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
 
     def _pass_on_lines(self) -> None:
@@ -205,7 +205,7 @@ class _Watch:
                 self._selector.unregister(key.fd)
             self._emit(process, stream, lines)
 
-    def _emit(self, process: DeviceProcess, stream: LineStream, lines: list[str]) -> None:
+    def _emit(self, process: Process, stream: LineStream, lines: list[str]) -> None:
         is_error = stream is process.stderr
         for line in lines:
             if is_error:

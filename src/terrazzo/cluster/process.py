@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from terrazzo.errors import LaunchError
 
@@ -86,6 +86,35 @@ class LineStream:
         self.open, self._partial = False, ""
         self._pipe.close()
         return [_visible(rest)] if rest else []
+
+
+class Process(Protocol):
+    """One device's command as whoever watches it sees it, wherever it runs."""
+
+    device: int
+    name: str
+    status: int | None
+    last_lines: deque[str]
+    stdout: LineStream
+    stderr: LineStream
+
+    @property
+    def streams(self) -> tuple[LineStream, LineStream]: ...
+
+    @property
+    def drained(self) -> bool:
+        """Whether all it wrote was read."""
+
+    def poll(self) -> int | None:
+        """Its exit status once it has ended: minus the signal's number if one ended it."""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the command and all it started."""
+
+    def close(self) -> None:
+        """Ends whatever is left of it, now."""
+
+    def failure(self) -> Failure: ...
 
 
 class DeviceProcess:

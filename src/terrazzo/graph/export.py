@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from terrazzo.errors import ModelError
 from terrazzo.graph.canonical import RANDOM, Call, rewrite
 from terrazzo.graph.flops import flops
-from terrazzo.graph.tracing import fixed_momentum, seeded, trace
+from terrazzo.graph.tracing import fixed_momentum, lower, path_taken, seeded, trace
 from terrazzo.records import Argument, Dtype, Graph, Node, Ref, Value
 
 KINDS = {
@@ -43,15 +43,23 @@ def export(
 ) -> Export:
     """Exports a model in the mode it is in (train or eval) for inputs of these shapes.
 
-    It is exported twice under different seeds: a branch that depends on Python's random numbers
-    would be frozen silently, and shows as a difference.
+    It is traced twice under different seeds: a branch that depends on Python's random numbers
+    would be frozen silently, and shows as a difference. Only what differs is lowered twice.
     """
-    programs = []
-    for seed in (0, 1):
-        with seeded(seed), fixed_momentum(model) as cumulative:
-            programs.append(trace(model, tuple(args), dict(kwargs or {})))
-    exports = [_read(model, Reader(program, cumulative)) for program in programs]
-    if exports[0].graph.digest != exports[1].graph.digest:
+    args, kwargs = tuple(args), dict(kwargs or {})
+    traces = []
+    with fixed_momentum(model) as cumulative:
+        for seed in (0, 1):
+            with seeded(seed):
+                traces.append(trace(model, args, kwargs))
+    if path_taken(traces[0]) == path_taken(traces[1]):
+        traces.pop()
+    exports = []
+    for program in traces:
+        with seeded(0):
+            lowered = lower(program, model, args=args, kwargs=kwargs)
+        exports.append(_read(model, Reader(lowered, cumulative)))
+    if len({export.graph.digest for export in exports}) > 1:
         raise ModelError(
             f"{type(model).__name__} takes another path when random seeds differ: a branch or a "
             f"size depends on Python's random numbers{_first_difference(exports)}. Draw with "

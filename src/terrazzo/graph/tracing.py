@@ -22,15 +22,55 @@ KINDS = ("cpu", "cuda")
 def trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.export.ExportedProgram:
-    """The model as functional ATen operators; autocast and gradient mode of the caller left out."""
+    """What the model calls, in order; autocast and gradient mode of the caller left out."""
     under_autocast = any(torch.is_autocast_enabled(kind) for kind in KINDS)
+    with _errors_of(model, args, kwargs), _plain_context():
+        program = torch.export.export(model, args, kwargs, strict=False)
+        keep_regions(program, under_autocast=under_autocast)
+        return program
+
+
+def lower(
+    program: torch.export.ExportedProgram,
+    model: nn.Module,
+    *,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> torch.export.ExportedProgram:
+    """The same as functional ATen operators: most of what an export costs."""
+    with _errors_of(model, args, kwargs), _plain_context():
+        lowered: torch.export.ExportedProgram = program.run_decompositions({})
+        return lowered
+
+
+def path_taken(program: torch.export.ExportedProgram) -> str:
+    """All that a trace has seen, as text: two traces that took one path give the same."""
+    modules = [module for module in program.graph_module.modules() if hasattr(module, "graph")]
+    nodes = [
+        (node.op, node.name, node.target, node.args, node.kwargs, _seen(node))
+        for module in modules
+        for node in module.graph.nodes
+    ]
+    return f"{nodes} {program.graph_signature} {program.call_spec.out_spec}"
+
+
+def _seen(node: torch.fx.Node) -> list[Any]:
+    """Shapes and dtypes, or numbers as they are, and the layer that called."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    kinds = [
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+    return [kinds, list(node.meta.get("nn_module_stack") or {})]
+
+
+@contextlib.contextmanager
+def _errors_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """What torch.export stumbles over is told as an error of the model."""
     try:
-        with warnings.catch_warnings(), _plain_context():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(model, args, kwargs, strict=False)
-            keep_regions(program, under_autocast=under_autocast)
-            lowered: torch.export.ExportedProgram = program.run_decompositions({})
-            return lowered
+            yield
     except ModelError:
         raise
     except Exception as error:  # torch.export raises whatever the model raises

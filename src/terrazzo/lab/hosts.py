@@ -210,6 +210,9 @@ class LabHosts(RunningLab):
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
         copy_here(source, destination)  # the devices share this machine's files
 
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
+        copy_here(source, destination)
+
     def place(self, device: int) -> list[str]:
         """What enter.py needs to know of a device."""
         namespace = f"/proc/{os.getpid()}/fd/{self.network.devices[device]}"
@@ -265,7 +268,10 @@ def _write_hosts(topology: Topology, path: Path) -> None:
         for device in topology.devices
         for form in ("", "::ffff:")  # the second is how a socket for both kinds of address says it
     ]
-    path.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), encoding="ascii")
+    path.write_text(
+        "\n".join(["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost", *lines, ""]),
+        encoding="ascii",
+    )
 
 
 def _free_bytes() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import UsageError
+from terrazzo.records.toml import read_toml
 
 BUILT_IN = Path(__file__).with_name("presets.toml")
 OWN = Path("terrazzo-presets.toml")
@@ -66,21 +65,9 @@ def load_presets(files: Iterable[Path] = (), *, here: Path | None = None) -> dic
     own = (here or Path()) / OWN
     found: dict[str, Preset] = {}
     for path in (BUILT_IN, *((own,) if own.is_file() else ()), *files):
-        for name, table in _tables(path).items():
+        for name, table in read_toml(path, "presets").items():
             found[name] = _preset(name, table, path)
     return found
-
-
-def _tables(path: Path) -> dict[str, Any]:
-    try:
-        toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError:
-        raise UsageError("presets need tomli on this Python: pip install 'terrazzo[lab]'") from None
-    try:
-        tables: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"presets {path} cannot be read: {error}") from error
-    return tables
 
 
 NUMBERS = {"gflops": 1e9, "threads": 1, "memory_mib": 2**20}

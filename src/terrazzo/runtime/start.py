@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from terrazzo.errors import LaunchError, UsageError
+from terrazzo.runtime.credentials import Credentials
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -80,21 +81,20 @@ def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
 
 def _meeting_point(environment: Mapping[str, str], limit: timedelta) -> Store:
     """The store where devices find each other; device 0 hosts it, unless torchrun does."""
-    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.rendezvous import rendezvous
+
+    from terrazzo.runtime.meeting import meet
 
     device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store: Store = next(rendezvous("env://", device, devices, timeout=limit))[0]
         return store
-    return TCPStore(
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        devices,
-        is_master=device == 0,
-        timeout=limit,
-        wait_for_workers=False,  # it could not say who is missing
-        multi_tenant=True,
+    return meet(
+        (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+        device=device,
+        devices=devices,
+        limit=limit,
+        credentials=Credentials.read(environment),
     )
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from terrazzo.runtime import hello
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -29,7 +31,6 @@ Parcel = tuple[int, Tensor]
 
 HEADER = struct.Struct("<IQ")
 """The number of the message on its connection, and its length."""
-HELLO = struct.Struct("<16sI")
 
 SEND_BYTES = 1 << 20
 """What the system may hold of a connection that is still to be sent, as far as it allows."""
@@ -72,18 +73,17 @@ class Wire:
         self.timeout_s, timeout_s = timeout_s, meeting_s or timeout_s
         with contextlib.closing(socket.socket(address[0], socket.SOCK_STREAM)) as listener:
             listener.bind((address[1], 0))
-            listener.listen(devices)
-            listener.settimeout(timeout_s)
-            token, port = secrets.token_hex(8), listener.getsockname()[1]
+            listener.listen(hello.MOST_CALLERS)
+            token, port = secrets.token_hex(16), listener.getsockname()[1]
             store.set(f"terrazzo/wire/{device}", f"{address[1]} {port} {token}")
             found = {
                 peer: _call(store.get(f"terrazzo/wire/{peer}").decode(), device, timeout_s)
                 for peer in range(device)
             }
-            while len(found) < devices - 1:
-                caller, peer = _answer(listener, token)
-                if caller is not None:
-                    found[peer] = caller
+            later = range(device + 1, devices)
+            found |= hello.answer(
+                listener, secret=token.encode(), expected=later, timeout_s=timeout_s
+            )
         window = window_bytes(devices)
         self._ends = {peer: _End(peer, found[peer], window) for peer in sorted(found)}
 
@@ -231,24 +231,5 @@ def _call(where: str, device: int, timeout_s: float) -> socket.socket:
     """Connects to a device that listens, and says who calls."""
     host, port, token = where.split()
     connection = socket.create_connection((host, int(port)), timeout=timeout_s)
-    connection.sendall(HELLO.pack(token.encode(), device))
+    hello.call(connection, secret=token.encode(), device=device)
     return connection
-
-
-def _answer(listener: socket.socket, token: str) -> tuple[socket.socket | None, int]:
-    """One caller and its number; None for somebody who does not know the token."""
-    connection, _ = listener.accept()
-    connection.settimeout(listener.gettimeout())
-    told = b""
-    with contextlib.suppress(OSError):
-        while len(told) < HELLO.size:
-            part = connection.recv(HELLO.size - len(told))
-            if not part:
-                break
-            told += part
-    if len(told) == HELLO.size:
-        known, peer = HELLO.unpack(told)
-        if secrets.compare_digest(known, token.encode()):
-            return connection, peer
-    connection.close()
-    return None, -1

@@ -1,0 +1,248 @@
+"""SshHosts: real devices, reached by SSH, as hosts that launching can't tell from others.
+
+with SshHosts.open(Cluster.load(path), folder=path.parent) as hosts:
+    hosts.bring(Code.of_script(...))
+    launch([sys.executable, "train.py"], hosts)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from terrazzo.cluster.code import Code
+from terrazzo.cluster.credentials import make_credentials
+from terrazzo.cluster.hosts import FOREIGN_PREFIXES
+from terrazzo.cluster.inspection import Facts, findings
+from terrazzo.cluster.remote import RemoteProcess, run_request
+from terrazzo.cluster.session import LOST, ask, session
+from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
+from terrazzo.errors import HostError, LaunchError
+from terrazzo.records.cluster import Cluster
+
+RUN_FOLDER = "TERRAZZO_RUN"
+"""The variable that names the folder of a run; on a device it is another folder."""
+CREDENTIALS = "TERRAZZO_CREDENTIALS"
+"""Names the file with the credentials of the run; the same name as in the runtime."""
+T = TypeVar("T")
+
+
+class SshHosts:
+    """Connected, inspected, and ready; ``open`` makes the connections and ends them."""
+
+    def __init__(
+        self, cluster: Cluster, connections: Sequence[Connection], facts: Sequence[Facts]
+    ) -> None:
+        self.cluster, self.facts = cluster, tuple(facts)
+        self._connections = tuple(connections)
+        self._library = [""] * len(facts)
+        self._directory = ["~"] * len(facts)
+        self._put: list[set[str]] = [set() for _ in facts]
+        self._started: list[RemoteProcess] = []
+        self._run_folder: Path | None = None
+        self._credentials = make_credentials() if len(facts) > 1 else ""
+
+    @classmethod
+    @contextmanager
+    def open(cls, cluster: Cluster, *, folder: Path) -> Iterator[SshHosts]:
+        """All devices at once; the first that can't be used is named, and nothing is started."""
+        with connected(cluster, folder=folder) as (connections, facts):
+            missing = [fact for fact in facts if isinstance(fact, HostError)]
+            if missing:
+                raise one_line(missing)
+            known = [fact for fact in facts if isinstance(fact, Facts)]
+            wrong = [finding for finding in findings(cluster, known) if finding.fatal]
+            if wrong:
+                raise one_line([HostError(str(finding)) for finding in wrong])
+            hosts = cls(cluster, [c for c in connections if c is not None], known)
+            try:
+                yield hosts
+            finally:
+                hosts._clear()
+
+    # ---- files ------------------------------------------------------------------------------
+
+    def bring(self, code: Code | None, *, own: Code | None = None) -> list[int]:
+        """Sends what differs of the code, and of Terrazzo itself; how many files went where."""
+        library = own or Code.of_terrazzo()
+
+        def send(device: int) -> int:
+            base = PurePosixPath(self.facts[device].workdir)
+            place = str(base / "terrazzo" / library.digest)
+            count = self._sync(device, library, place, prune=True)
+            self._library[device] = place
+            if code is not None:
+                place = str(base / "code" / code.name)
+                count += self._sync(device, code, place)
+                self._directory[device] = str(PurePosixPath(place) / code.directory)
+            return count
+
+        return self._everywhere(send)
+
+    def _sync(self, device: int, code: Code, folder: str, *, prune: bool = False) -> int:
+        files = {name: list(entry) for name, entry in code.files.items()}
+        request = {"folder": folder, "files": files, "prune": prune}
+        with session(self._ssh(device), "sync", **request) as one:
+            missing = one.frames.hear()["missing"]
+            for name in missing:
+                one.send_file(code.root / name, code.files[name][1])
+            return int(one.frames.hear()["brought"])
+
+    def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        paths = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else []
+        pairs = [(path, destination / path.relative_to(source)) for path in paths]
+        if source.is_file():
+            pairs = [(source, destination)]
+        sizes = [path.stat().st_size for path, _ in pairs]
+        rows = [[str(pair[1]), size, 0o600] for pair, size in zip(pairs, sizes, strict=True)]
+        with session(self._ssh(device), "put", files=rows) as one:
+            for (path, _), size in zip(pairs, sizes, strict=True):
+                one.send_file(path, size)
+            one.frames.hear()
+        self._put[device].add(str(destination))
+
+    def fetch(self, source: Path, *, device: int, destination: Path) -> None:
+        with session(self._ssh(device), "fetch", path=str(source)) as one:
+            one.receive_file(destination)
+            one.frames.hear()
+
+    # ---- the rest of the interface ----------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.cluster.names
+
+    def address(self, device: int) -> str:
+        return self.facts[device].address(self.cluster.devices[device])
+
+    def port(self) -> AbstractContextManager[int]:
+        """Free when it was asked for: devices start a moment later, on a machine of their own."""
+        return nullcontext(int(ask(self._ssh(0), "port", address=self.address(0))))
+
+    def environment(self, device: int, *, port: int, base: Mapping[str, str]) -> dict[str, str]:
+        """Only what was set for this run: the starter's own environment is of another machine."""
+        given = {
+            key: value
+            for key, value in base.items()
+            if os.environ.get(key) != value and not key.startswith(FOREIGN_PREFIXES)
+        }
+        if RUN_FOLDER in given:
+            self._run_folder = Path(given[RUN_FOLDER])
+            given[RUN_FOLDER] = self._remote_run(device)
+        wanted, fact = self.cluster.devices[device], self.facts[device]
+        own = {
+            "OMP_NUM_THREADS": str(wanted.threads or fact.cores),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": self._library[device],
+            "GLOO_SOCKET_IFNAME": fact.interface(wanted),
+            **self.cluster.environment,
+            **given,
+        }
+        if path := self.cluster.environment.get("PYTHONPATH"):
+            own["PYTHONPATH"] = f"{self._library[device]}:{path}"
+        return own | {
+            "RANK": str(device),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(self.names)),
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(port),
+        }
+
+    def run(
+        self, command: Sequence[str], *, device: int, environment: Mapping[str, str]
+    ) -> RemoteProcess:
+        words = list(command)
+        if words[0] == sys.executable:
+            words[0] = self.facts[device].executable
+        request = run_request(
+            words,
+            environment=dict(environment),
+            directory=self._directory[device],
+            records=environment.get(RUN_FOLDER, ""),
+            secrets={CREDENTIALS: self._credentials} if len(self.names) > 1 else {},
+            lost_after_s=self.cluster.lost_after_s,
+        )
+        folder = self._run_folder if RUN_FOLDER in environment else None
+        process = RemoteProcess(self._ssh(device), device=device, request=request, folder=folder)
+        self._started.append(process)
+        return process
+
+    def kill(self, device: int) -> None:
+        for process in self._started:
+            if process.device == device:
+                process.signal(9)
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _ssh(self, device: int) -> Ssh:
+        return self._connections[device].ssh
+
+    def _remote_run(self, device: int) -> str:
+        assert self._run_folder is not None
+        base = PurePosixPath(self.facts[device].workdir)
+        return str(base / "runs" / self._run_folder.name)
+
+    def _everywhere(self, work: Callable[[int], T]) -> list[T]:
+        with ThreadPoolExecutor(max_workers=len(self.names)) as pool:
+            return list(pool.map(work, range(len(self.names))))
+
+    def _clear(self) -> None:
+        """Removes what was put on devices, and records that were collected whole."""
+
+        def clear(device: int) -> None:
+            paths = sorted(self._put[device])
+            ended = all(p.status not in (None, LOST) for p in self._started if p.device == device)
+            if self._run_folder is not None and ended:
+                paths.append(self._remote_run(device))
+            if paths and self._connections[device].is_open:
+                with suppress(LaunchError):
+                    ask(self._ssh(device), "remove", paths=paths)
+
+        self._everywhere(clear)
+
+
+@contextmanager
+def connected(
+    cluster: Cluster, *, folder: Path
+) -> Iterator[tuple[list[Connection | None], list[Facts | HostError]]]:
+    """Connections to all devices that can be reached, and what each says of itself."""
+    require_ssh()
+    config = str(folder / cluster.ssh_config) if cluster.ssh_config else ""
+    sockets = Path(tempfile.mkdtemp(prefix="tz-ssh-"))
+    connections: list[Connection] = []
+    try:
+        # Started by this very thread: they are tied to its life.
+        for number, device in enumerate(cluster.devices):
+            connections.append(
+                Connection(Ssh(device, sockets / str(number), config, cluster.lost_after_s))
+            )
+        with ThreadPoolExecutor(max_workers=len(connections)) as pool:
+            facts = list(pool.map(_look, connections))
+        opened = [
+            connection if isinstance(fact, Facts) else None
+            for connection, fact in zip(connections, facts, strict=True)
+        ]
+        yield opened, facts
+    finally:
+        for connection in connections:
+            connection.close()
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _look(connection: Connection) -> Facts | HostError:
+    try:
+        connection.wait()
+        asked_s = time.time()
+        body = ask(connection.ssh, "look", workdir=connection.ssh.device.workdir)
+    except HostError as error:
+        return error
+    return Facts.of(body, asked_s=asked_s, answered_s=time.time())

@@ -1,0 +1,172 @@
+"""Hello: two devices prove to each other that they know a secret, without ever sending it.
+
+    listener ──▶ caller     a number drawn at random
+    caller   ──▶ listener   one of its own, who it is, and a proof over both numbers
+    listener ──▶ caller     its own proof over both
+
+Callers are heard all at once. One who is silent, slow or wrong is hung up on, and meanwhile the
+others get through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+NONCE_BYTES, PROOF_BYTES = 16, 32
+CLAIM = struct.Struct(f"<{NONCE_BYTES}sI{PROOF_BYTES}s")
+PATIENCE_S = 10.0
+MOST_CALLERS = 64
+
+
+def call(connection: socket.socket, *, secret: bytes, device: int) -> None:
+    """Says who calls, and makes sure who answers; OSError where that is not who was meant."""
+    theirs, own = _exactly(connection, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(CLAIM.pack(own, device, _proof(secret, b"call", theirs, own, device)))
+    seen = _exactly(connection, PROOF_BYTES)
+    if not hmac.compare_digest(seen, _proof(secret, b"answer", theirs, own, device)):
+        raise OSError("who answered does not know this run's secret")
+
+
+def answer(
+    listener: socket.socket, *, secret: bytes, expected: Collection[int], timeout_s: float
+) -> dict[int, socket.socket]:
+    """The connections of all who are expected, each once; TimeoutError names who did not call."""
+    found: dict[int, socket.socket] = {}
+    callers: dict[socket.socket, _Caller] = {}
+    listener.setblocking(False)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            end_s = time.monotonic() + timeout_s
+            while missing := sorted(set(expected) - set(found)):
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(f"device {missing[0]} did not call within {timeout_s:g} s")
+                for key, _ in selector.select(min(PATIENCE_S, left_s)):
+                    if key.fileobj is listener:
+                        _take(listener, selector, callers)
+                    elif key.data in callers:  # not yet made to leave for somebody else
+                        _hear(callers[key.data], secret, found=found, missing=missing)
+                _send_away(selector, callers, found)
+    except BaseException:
+        for connection in found.values():
+            connection.close()
+        raise
+    finally:
+        for connection in callers:
+            connection.close()
+    return found
+
+
+@dataclass
+class _Caller:
+    """Somebody who has called and not yet proved anything."""
+
+    connection: socket.socket
+    nonce: bytes
+    until_s: float
+    told: bytes = b""
+    is_wrong: bool = False
+
+    def hear(self, secret: bytes, missing: Collection[int]) -> int | None:
+        """Who it is, once that is proved."""
+        try:
+            part = self.connection.recv(CLAIM.size - len(self.told))
+        except BlockingIOError:
+            return None
+        except OSError:
+            part = b""
+        self.told += part
+        if part and len(self.told) < CLAIM.size:
+            return None
+        self.is_wrong = True
+        if not part:
+            return None
+        theirs, device, proof = CLAIM.unpack(self.told)
+        if device not in missing:
+            return None
+        wanted = _proof(secret, b"call", self.nonce, theirs, device)
+        if not hmac.compare_digest(proof, wanted):
+            return None
+        with contextlib.suppress(OSError):
+            self.connection.sendall(_proof(secret, b"answer", self.nonce, theirs, device))
+            return int(device)
+        return None
+
+
+def _take(
+    listener: socket.socket,
+    selector: selectors.BaseSelector,
+    callers: dict[socket.socket, _Caller],
+) -> None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return
+    if len(callers) >= MOST_CALLERS:  # the one who has kept us waiting longest makes room
+        _drop(min(callers.values(), key=lambda one: one.until_s), selector, callers)
+    connection.setblocking(False)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    try:
+        connection.sendall(nonce)
+    except OSError:
+        connection.close()
+        return
+    callers[connection] = _Caller(connection, nonce, time.monotonic() + PATIENCE_S)
+    selector.register(connection, selectors.EVENT_READ, connection)
+
+
+def _hear(
+    caller: _Caller, secret: bytes, *, found: dict[int, socket.socket], missing: list[int]
+) -> None:
+    device = caller.hear(secret, missing)
+    if device is not None:
+        found[device] = caller.connection
+        missing.remove(device)
+
+
+def _send_away(
+    selector: selectors.BaseSelector,
+    callers: dict[socket.socket, _Caller],
+    found: dict[int, socket.socket],
+) -> None:
+    """Those who got through, were wrong, or took too long."""
+    now_s, known = time.monotonic(), set(found.values())
+    for caller in list(callers.values()):
+        if caller.connection in known:
+            selector.unregister(caller.connection)
+            del callers[caller.connection]
+        elif caller.is_wrong or caller.until_s < now_s:
+            _drop(caller, selector, callers)
+
+
+def _drop(
+    caller: _Caller, selector: selectors.BaseSelector, callers: dict[socket.socket, _Caller]
+) -> None:
+    selector.unregister(caller.connection)
+    del callers[caller.connection]
+    caller.connection.close()
+
+
+def _proof(secret: bytes, who: bytes, listening: bytes, calling: bytes, device: int) -> bytes:
+    text = b"terrazzo hello 1 " + who + listening + calling + struct.pack("<I", device)
+    return hmac.new(secret, text, hashlib.sha256).digest()
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    told = b""
+    while len(told) < count:
+        part = connection.recv(count - len(told))
+        if not part:
+            raise OSError("hung up before saying who it is")
+        told += part
+    return told
