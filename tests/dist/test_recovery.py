@@ -1,4 +1,4 @@
-"""Devices that die or fall silent while others go on: the numbers are those of an undisturbed run."""
+"""Devices that die or fall silent while others go on: the numbers are those of a quiet run."""
 
 from __future__ import annotations
 
@@ -52,9 +52,13 @@ def expected() -> dict[str, Tensor]:
 def told(net: nn.Module, losses: list[float]) -> Found:
     links = net.links
     return {
-        "state": {name: tensor.numpy() for name, tensor in state(net).items()}, "bits": bits(net), "losses": losses,
-        "members": links.members, "reasons": dict(links.control.reasons), "calls": (net.calls, net.commits),
-    }  # fmt: skip
+        "state": {name: tensor.numpy() for name, tensor in state(net).items()},
+        "bits": bits(net),
+        "losses": losses,
+        "members": links.members,
+        "reasons": dict(links.control.reasons),
+        "calls": (net.calls, net.commits),
+    }
 
 
 def agreed(found: list[Fate], members: tuple[int, ...]) -> None:

@@ -20,6 +20,7 @@ def launch_recorded(
     typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
+    survive: bool = False,
     output: Callable[[int, str], None] | None = None,
 ) -> LaunchResult:
     """Launches a command with the devices' records in ``folder``.
@@ -31,7 +32,7 @@ def launch_recorded(
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
     try:
-        result = launch(command, hosts, env=given, grace_s=grace_s, output=output)
+        result = launch(command, hosts, env=given, grace_s=grace_s, survive=survive, output=output)
     except KeyboardInterrupt:
         folder.write(run.end(INTERRUPTED))
         raise

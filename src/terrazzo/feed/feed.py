@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.geometry import Box
+from terrazzo.members.control import Interrupted
 from terrazzo.runtime.agreement import FEED, NOTHING, Note, compare
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
@@ -60,8 +61,18 @@ class Fed(NamedTuple):
 class Feed:
     """One way through a loader."""
 
-    def __init__(self, loader: Iterable[Any] | None, net: Net, *, inputs: int, reader: int) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any] | None,
+        net: Net,
+        *,
+        inputs: int,
+        reader: int,
+        admits: bool = False,
+    ) -> None:
+        """``admits``: devices that come later may join before the next batch."""
         self.loader, self.net, self.inputs = loader, net, inputs
+        self.admits = admits
         self.links = net.links
         self.reader = reader
         """By the number that it started with."""
@@ -87,6 +98,16 @@ class Feed:
     def place(self) -> int:
         """The number of the reader among those who are here."""
         return self.links.members.index(self.reader)
+
+    def where(self) -> dict[str, Any]:
+        """How far this way through the data is, for going on elsewhere."""
+        return {"position": self.position, "reader": self.reader, "chance": self._chance}
+
+    def go_on_from(self, where: Mapping[str, Any]) -> None:
+        self.position, self.reader = where["position"], where["reader"]
+        self._chance = where["chance"]
+        if self.links.members[self.links.device] == self.reader:
+            self._catch_up()
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -150,6 +171,9 @@ class Feed:
             raise
         self._meet()
         letter = dict(header)
+        if self._guests():
+            links.broadcast_bytes(json.dumps({"join": True}).encode(), self.place)
+            self._regroup()
         if links.recovery is not None and self.position == 0 and self._chance is not None:
             letter["chance"] = self._chance
         links.broadcast_bytes(json.dumps(letter).encode(), self.place)
@@ -158,10 +182,22 @@ class Feed:
     def _receive(self) -> Fed:
         self._meet()
         header = json.loads(self.links.broadcast_bytes(None, self.place))
+        if "join" in header:
+            self._regroup()
         self._chance = header.pop("chance", self._chance)
         if "error" in header:
             raise RunError(f"device {self.reader}, which reads the data, failed: {header['error']}")
         return self._fed(header, [] if "end" in header else outlines(header), None)
+
+    def _guests(self) -> bool:
+        control = self.links.control
+        return self.admits and control is not None and bool(control.guests) and not self.net.homes
+
+    def _regroup(self) -> NoReturn:
+        """Somebody wants to join: before this batch is as good a place as any."""
+        assert self.links.control is not None
+        self.links.control.admit()
+        raise Interrupted("a device joins")
 
     def _meet(self) -> None:
         links = self.links

@@ -48,9 +48,11 @@ class Control:
         token: str,
         addresses: Mapping[int, str],
         limit_s: float,
+        wrap: Callable[[socket.socket, bool], socket.socket],
     ) -> None:
         settled = tuple((device, 0) for device in view.members)
         self.me, self.token, self.limit_s = me, token, limit_s
+        self._wrap = wrap
         self.addresses = dict(addresses)
         self.done = self.entered = 0
         self.waits = False
@@ -65,6 +67,7 @@ class Control:
         now_s = time.monotonic()
         self._health = {device: Health(now_s) for device in lines}
         self._strangers: dict[Line, float] = {}
+        self._guests: set[int] = set()
         self._listener = listener
         self._left: dict[int, tuple[str, float]] = {}
         self._board: dict[tuple[int, str], bytes] = {}
@@ -87,9 +90,21 @@ class Control:
         return self._council.seat.view
 
     @property
-    def guests(self) -> frozenset[int]:
+    def is_left_behind(self) -> bool:
+        """The others go on without this device, or too few are left to go on."""
+        return self._council.seat.is_out or self._council.seat.is_stranded
+
+    @property
+    def guests(self) -> set[int]:
         """Devices that wait to be let in."""
-        return self._council.seat.guests
+        return self._guests & set(self._lines) - set(self.view.members)
+
+    def admit(self) -> None:
+        """Calls for a new view, with those in it who wait."""
+        with self._changed:
+            for guest in self.guests:
+                self._deliver(self._council.invite(guest))
+            self._deliver(self._council.alarm())
 
     def check(self, epoch: int) -> None:
         """Raises where the members are no longer at work in this epoch."""
@@ -183,6 +198,11 @@ class Control:
     def has(self, epoch: int, key: str) -> bool:
         with self._changed:
             return (epoch, key) in self._board
+
+    def ask_in(self) -> None:
+        """Tells all members that this device has a line to each of them, and wants to join."""
+        with self._changed:
+            self._say(list(self._lines), ["join"])
 
     # ---- leaving -------------------------------------------------------------------------
 
@@ -281,7 +301,7 @@ class Control:
         elif kind == "bye":
             self._left[device] = (str(rest[0]), time.monotonic())
         elif kind == "join":
-            self._deliver(self._council.invite(device))
+            self._guests.add(device)
         else:
             raise ValueError(f"no message {kind!r}")
 
@@ -356,7 +376,8 @@ class Control:
     def _answer(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            line = Line(connection)
+            connection.setblocking(False)  # a handshake goes on as messages come
+            line = Line(self._wrap(connection, True))
             self._strangers[line] = time.monotonic()
             self._selector.register(line, selectors.EVENT_READ, line)
 

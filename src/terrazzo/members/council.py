@@ -98,7 +98,7 @@ class Seat(NamedTuple):
     @property
     def is_stranded(self) -> bool:
         """Too few are left to go on."""
-        return not goes_on(self.trusted, self.view)
+        return bool(self.view.members) and not goes_on(self.trusted, self.view)
 
     @property
     def committed(self) -> int | None:
@@ -245,7 +245,7 @@ class Council:
         if seat.me not in view.members:
             self._set(is_out=bool(seat.view.members))  # a guest may be let in later
             return
-        self.seat = Seat(seat.me, view, seat.suspects, seat.guests - set(view.members))
+        self.seat = Seat(seat.me, view, seat.suspects)
         if seat.suspects & set(view.members):  # lost since it promised
             self._alarm()
 

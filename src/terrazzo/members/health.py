@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 
 BEAT_S = 0.5
-LEAST_SILENT_S, MOST_SILENT_S, PAUSES = 3.0, 20.0, 6
+LEAST_SILENT_S, MOST_SILENT_S, PAUSES = 4.0, 20.0, 6
+WARM_UP = 3
+"""Operations after which a device is at its usual work: before, it loads and exports."""
 LEAST_STUCK_S, STRETCHES, KNOWN_AFTER = 20.0, 10, 20
 
 
@@ -29,6 +31,8 @@ class Health:
     @property
     def silent_s(self) -> float:
         """How long it may be silent."""
+        if self.entered < WARM_UP:
+            return MOST_SILENT_S
         return min(max(LEAST_SILENT_S, PAUSES * max(self._gaps)), MOST_SILENT_S)
 
     def hear(self, now_s: float) -> None:

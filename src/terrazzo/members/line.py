@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 from typing import Any
 
 HEAD = struct.Struct("<I")
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 LONGEST_BYTES = 1 << 20
 MOST_WAITING_BYTES = 4 << 20
 """What may wait for a device that takes nothing before it counts as lost."""
@@ -48,7 +50,7 @@ class Line:
         try:
             while self._leaving:
                 del self._leaving[: self.socket.send(self._leaving)]
-        except BlockingIOError:
+        except NOT_NOW:
             if len(self._leaving) > MOST_WAITING_BYTES:
                 raise LineError("it takes no messages") from None
 
@@ -60,9 +62,9 @@ class Line:
                 if not part:
                     raise LineError("connection closed")
                 self._come += part
-                if len(part) < 1 << 16:
+                if len(self._come) > 2 * LONGEST_BYTES:
                     break
-        except BlockingIOError:
+        except NOT_NOW:
             pass
         found = []
         while len(self._come) >= HEAD.size:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import re
-import socket
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,9 @@ from torch import Tensor
 from terrazzo.errors import PeerLost, RunError
 from terrazzo.members.control import Control, Interrupted
 from terrazzo.runtime.group import Group, default_backend
-from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
+from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
+from terrazzo.runtime.letters import Counters, Letters
+from terrazzo.runtime.pending import Pending
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
@@ -35,27 +35,14 @@ from terrazzo.schedule.sums import SMALL_BYTES
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LONGEST_GIST = 120
+LEFT_BEHIND = 75
+"""The exit status of a device that others go on without."""
 
 Message = tuple[int, int, Tensor]
 """The other device, a tag that both sides give it, and what is sent or received."""
 
 
-@dataclass
-class Counters:
-    """Payload so far: boxes sent to peers, and the sizes of what was summed or gathered."""
-
-    sent_bytes: int = 0
-    summed_bytes: int = 0
-    away_s: float = 0.0
-    """Seconds of this device in messages and in waiting for them; the rest is its own work."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.sent_bytes + self.summed_bytes
-
-
-class Links:
+class Links(Letters):
     """This device among the others. Alone, every operation is the identity."""
 
     def __init__(self) -> None:
@@ -66,18 +53,20 @@ class Links:
         """The lines over which members agree on who they are; None: a loss ends the run."""
         self.recovery: Any = None
         """What makes operations anew when members are lost (a Recovery)."""
+        self.later: Any = None
+        """Where the others are whom this device joins at its first epoch (a Later)."""
         self.epoch = 0
         self._broken: RunError | None = None
-        self._sockets: frozenset[Connection] = frozenset()
+        self.sockets: frozenset[Connection] = frozenset()
         self._baseline: frozenset[Connection] | None = None
         self._circles: dict[tuple[int, ...], Group] = {}
-        self._alone = not (dist.is_available() and dist.is_initialized())
-        self.device = 0 if self._alone else dist.get_rank()
-        self.devices = 1 if self._alone else dist.get_world_size()
+        self.is_alone = not (dist.is_available() and dist.is_initialized())
+        self.device = 0 if self.is_alone else dist.get_rank()
+        self.devices = 1 if self.is_alone else dist.get_world_size()
         self.members = tuple(range(self.devices))
         """The numbers that the devices started with, in order of their numbers now."""
-        self.timeout_s = 0.0 if self._alone else _timeout().total_seconds()
-        if not self._alone:
+        self.timeout_s = 0.0 if self.is_alone else _timeout().total_seconds()
+        if not self.is_alone:
             with self._guard():
                 self.begin(connections())
                 self.connect(dist.distributed_c10d._get_default_store())
@@ -103,16 +92,11 @@ class Links:
                 )  # fmt: skip
             except OSError as error:
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
-        self._sockets, self._baseline = connections() - baseline, None
+        self.sockets, self._baseline = connections() - baseline, None
 
     def _group(self, name: str, members: Sequence[int], meeting: timedelta | None = None) -> Group:
         limit = timedelta(seconds=self.timeout_s)
         return Group(name, members, store=self.store, limit=limit, meeting=meeting)
-
-    @property
-    def address(self) -> tuple[socket.AddressFamily, str]:
-        """Where the other devices reach this one."""
-        return own_address(self._sockets)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -222,7 +206,7 @@ class Links:
         with self._guard():
             work = group.sum(host)
         self.counters.summed_bytes += tensor.nbytes
-        return Pending(self, work, tensor, host)
+        return Pending(self._guard, work, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
         """Lets some devices sum among themselves; all devices name all circles, in one order."""
@@ -232,7 +216,7 @@ class Links:
             before = connections()
             with self._guard():
                 self._circles[devices] = self._group("-".join(map(str, devices)), devices)
-            self._sockets |= connections() - before
+            self.sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One device's tensor, in place on all; as bytes, because gloo knows few dtypes."""
@@ -243,29 +227,6 @@ class Links:
                 self._small.broadcast(host, source).wait()
             from_host(data, host)
         return tensor
-
-    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """A byte string from one device; the others pass None."""
-        if self.devices == 1:
-            assert data is not None
-            return data
-        size = self.broadcast(torch.tensor([len(data or b"")]), source)
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        if data:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        return bytes(self.broadcast(buffer, source).numpy().tobytes()) if int(size) else b""
-
-    def gather_text(self, text: str) -> list[str]:
-        """A short text from each device."""
-        data = text.encode()
-        sizes = self.gather(torch.tensor([len(data)]), counted=False)
-        buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = self.gather(buffer, counted=False)
-        return [
-            row[: int(size)].numpy().tobytes().decode()
-            for row, size in zip(rows, sizes, strict=True)
-        ]
 
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
@@ -315,9 +276,13 @@ class Links:
     def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
         """Wakes the others, then asks them through the store who is gone."""
         self.hang_up()
-        if self.control is not None:
-            self.control.alarm()
-            return Interrupted(f"{_gist(error)}, in {self.where} on device {self.device}")
+        if self.recovery is not None:
+            self.recovery.control.alarm()
+            told = f"{gist(error)}, in {self.where} on device {self.device}"
+            if self.recovery.is_inside:
+                return Interrupted(told)
+            self._broken = PeerLost(f"a device was lost before the first step: {told}")
+            return self._broken
         inquiry = Inquiry(self.store, self.device, self.devices)
         linger(self.store, self.device, inquiry.here)
         text = inquiry.text
@@ -326,7 +291,7 @@ class Links:
         elif not text:
             text = f"no answer from the other devices within {self.timeout_s:g} s"
         lost = PeerLost(
-            f"{text}, in {self.where} on device {self.device} ({_gist(error)}). "
+            f"{text}, in {self.where} on device {self.device} ({gist(error)}). "
             "Start again without it, or look at its own output."
         )
         self._broken = lost
@@ -338,7 +303,7 @@ class Links:
 
         With ``stay`` device 0, where the reason is kept, waits until they have read it.
         """
-        if self._alone or self._broken is not None:
+        if self.is_alone or self._broken is not None:
             return
         self._broken = RunError(reason)
         if self.control is not None:
@@ -351,6 +316,11 @@ class Links:
             linger(self.store, self.device, range(1, self.devices))
         self._leave()
 
+    def become_member(self, control: Control, timeout_s: float) -> None:
+        """One who was alone comes to others."""
+        self.control, self.timeout_s, self.epoch = control, timeout_s, -1
+        atexit.register(self.close)
+
     def fail(self, error: RunError) -> None:
         """There is no going on: whatever is asked for from now on says why."""
         self._broken = error
@@ -359,13 +329,17 @@ class Links:
     def hang_up(self) -> None:
         """Whatever waits on a connection of this device, at either end, fails at once."""
         begun = connections() - self._baseline if self._baseline is not None else frozenset()
-        hang_up(self._sockets | begun)
+        hang_up(self.sockets | begun)
 
     def close(self) -> None:
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""
         if self.control is not None:
             error = getattr(sys, "last_value", None)
             self.control.leave(f"{type(error).__name__}: {error}" if error is not None else "")
+            if self.control.is_left_behind and error is not None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(LEFT_BEHIND)  # the starter must not take it for a failure of the run
         if self._broken is None:
             self._broken = RunError("this device has left the others")
             self.hang_up()
@@ -383,14 +357,6 @@ class Links:
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-
-
-def _gist(error: RuntimeError) -> str:
-    """What an error of torch.distributed says, without the places in its sources."""
-    line = (str(error).splitlines() or [""])[0]
-    line = re.sub(r"\[?\S+\.(?:cc|cpp|h|hpp):\d+\]?:?\s*", "", line)
-    words = re.split(r"\.\s|\s+This may|\s+Original error", line, maxsplit=1)[0].strip(" .")
-    return words[:LONGEST_GIST] or type(error).__name__
 
 
 _CONNECTED: dict[object, Links] = {}
@@ -426,18 +392,3 @@ def _timeout() -> timedelta:
     """The timeout that the default process group was made with."""
     limit: timedelta = default_backend().options._timeout
     return limit
-
-
-@dataclass
-class Pending:
-    """A sum under way."""
-
-    links: Links
-    work: dist.Work
-    tensor: Tensor
-    host: Tensor
-
-    def wait(self) -> Tensor:
-        with self.links._guard():
-            self.work.wait()
-        return from_host(self.tensor, self.host)

@@ -227,8 +227,13 @@ class Net(nn.Module):
             ready = self._make_ready(self._exports[key], self._lowered(graph, self._plans(graph)))
         self._ready[key] = ready  # the latest is last
         if not self._example:
-            self.__dict__["_example"] = ([_outline(leaf) for leaf in leaves], tree)
+            self.expect(*pytree.tree_unflatten(leaves, tree))
         return ready
+
+    def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Inputs will be like these."""
+        leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        self.__dict__["_example"] = ([_outline(leaf) for leaf in leaves], tree)
 
     def prepare_again(self, ready: Ready) -> Ready:
         """The same graph, ready for the devices that are here now."""

@@ -15,6 +15,7 @@ So all survivors see the same results of the same operations.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 import weakref
@@ -26,13 +27,17 @@ from torch import Tensor
 
 from terrazzo.errors import PeerLost
 from terrazzo.members.control import Control, Interrupted
-from terrazzo.members.meeting import meet
+from terrazzo.members.meeting import Wrap, meet, unwrapped
 from terrazzo.members.view import View
+from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.regroup import regroup
+from terrazzo.runtime.sockets import own_address
 
 Result = TypeVar("Result")
 Give = Callable[[int], None]
+NEW = -1
+"""How many operations somebody has finished who has only just joined."""
 
 
 class Follower(Protocol):
@@ -42,17 +47,28 @@ class Follower(Protocol):
         """``kept``: for every device its number before, None for one that is new."""
 
 
+class Host(Protocol):
+    """Who has all that a device needs when it joins (a Run)."""
+
+    net: Any
+
+    def give(self, source: int) -> None: ...
+
+    def take(self, source: int) -> None: ...
+
+
 class Recovery:
     """The operations of this device, numbered, and what happens when members change."""
 
     def __init__(self, links: Links, control: Control) -> None:
         self.links, self.control = links, control
+        self.host: Host | None = None
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.regrouped = 0
         """How often members have changed."""
         self.took_s = 0.0
         """From the alarm to new links, the last time."""
-        self._inside = False
+        self.is_inside = False
         self._give: Give | None = None
         control.wake = links.hang_up
 
@@ -64,12 +80,12 @@ class Recovery:
         ``take(source)`` gets its result from a device that has finished it, and
         ``give(result)(source)`` is the other side of that.
         """
-        if self._inside:
+        if self.is_inside:
             return attempt()
         control, links = self.control, self.links
         number = control.done + 1
         control.entered = number
-        self._inside = True
+        self.is_inside = True
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -85,7 +101,7 @@ class Recovery:
             links.fail(error)
             raise
         finally:
-            self._inside = False
+            self.is_inside = False
         self._give = give(result)
         return result
 
@@ -104,14 +120,16 @@ class Recovery:
                 for follower in list(self.followers):
                     follower.follow(kept)
                 before = view.members
-                return self._settle(number, view, counts)
+                found = self._settle(number, view, counts)
+                self._welcome(view, counts)
+                return found
             except Interrupted:
                 continue
 
     def _settle(self, number: int, view: View, counts: dict[int, int]) -> int | None:
-        """Those who are ahead give to those who are behind."""
+        """Those who are ahead give to those who are behind; newcomers only listen."""
         most = max(counts.values())
-        if min(counts.values()) == most:
+        if all(count in (most, NEW) for count in counts.values()):
             return None
         source = next(at for at, device in enumerate(view.members) if counts[device] == most)
         if most >= number:
@@ -119,6 +137,12 @@ class Recovery:
         if self._give is not None:
             self._give(source)
         return None
+
+    def _welcome(self, view: View, counts: dict[int, int]) -> None:
+        """Newcomers receive what the others have; these are all before the same batch."""
+        if NEW in counts.values():
+            assert self.host is not None, "who has no run lets nobody in"
+            self.host.give(first_old(view, counts))
 
     def _tell(self, before: Sequence[int], view: View) -> None:
         self.regrouped += 1
@@ -134,6 +158,11 @@ class Recovery:
             what = "; ".join([*lost, *come]) or "a connection broke"
             count = "1 device goes" if links.devices == 1 else f"{links.devices} devices go"
             print(f"terrazzo: {what}: {count} on", file=sys.stderr, flush=True)
+
+
+def first_old(view: View, counts: dict[int, int]) -> int:
+    """The first who was here before."""
+    return next(place for place, device in enumerate(view.members) if counts[device] != NEW)
 
 
 def _taking(take: Callable[[int], Result], source: int) -> Callable[[], Result]:
@@ -181,7 +210,7 @@ def take_tensors(links: Links, source: int) -> tuple[list[Tensor], Any]:
 # ---- beginning ----------------------------------------------------------------------------------
 
 
-def watch(links: Links, *, tie: int = 0, token: str = "") -> None:
+def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None) -> None:
     """From now on the loss of a device is survived; all devices call this at one time."""
     if links.devices == 1 or links.recovery is not None:
         return
@@ -193,11 +222,29 @@ def watch(links: Links, *, tie: int = 0, token: str = "") -> None:
     links.control = meet(
         links.device,
         links.devices,
-        at=links.address,
+        at=own_address(links.sockets),
         put=lambda key, value: store.set(f"terrazzo/members/{key}", value),
         get=get,
         tie=tie,
         limit_s=links.timeout_s,
-        token=token,
+        wrap=unwrapped if credentials is None else encrypted(credentials),
     )
     links.recovery = Recovery(links, links.control)
+    if links.device == 0:
+        print(
+            f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
+            f"with device {tie}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def encrypted(credentials: Credentials) -> Wrap:
+    serving, calling = credentials.serving(), credentials.calling()
+
+    def wrap(connection: socket.socket, called: bool) -> socket.socket:
+        context = serving if called else calling
+        waits = connection.gettimeout() != 0.0
+        return context.wrap_socket(connection, server_side=called, do_handshake_on_connect=waits)
+
+    return wrap

@@ -25,6 +25,7 @@ def regroup(links: Links, control: Control, view: View) -> None:
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
     links.epoch, links.members = view.epoch, view.members
+    links.is_alone = len(view.members) == 1
     links.device, links.devices = view.members.index(control.me), len(view.members)
     try:
         if links.devices > 1:
