@@ -16,6 +16,7 @@ from plain import assert_close, batches, bits, cnn, state, train
 from torch import Tensor, nn
 
 import terrazzo as tz
+from terrazzo.members import health
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -168,12 +169,13 @@ def test_a_silent_device_is_left_behind_and_named() -> None:
 
 def sleeping(device: int) -> Found:
     """Stands still for longer than others wait, then goes on as if nothing had happened."""
+    health.MOST_SILENT_S = 5.0
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     if net.links.device == device:
         if os.fork() == 0:  # somebody must wake it up
-            time.sleep(6)
+            time.sleep(9)
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
         strike(net.links, "exchange", lambda: die(signal.SIGSTOP), at=7)

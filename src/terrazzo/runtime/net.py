@@ -36,7 +36,7 @@ from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.pace import Foreseen, Pace
 from terrazzo.runtime.part import Part
 from terrazzo.runtime.shipping import export_together, ship
-from terrazzo.runtime.story import autocast, story
+from terrazzo.runtime.story import autocast, outline, story
 from terrazzo.runtime.turn import Turn, relaid
 from terrazzo.runtime.weights import Weights
 from terrazzo.schedule import Program, lower
@@ -233,7 +233,7 @@ class Net(nn.Module):
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
         """Inputs will be like these."""
         leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-        self.__dict__["_example"] = ([_outline(leaf) for leaf in leaves], tree)
+        self.__dict__["_example"] = ([outline(leaf) for leaf in leaves], tree)
 
     def prepare_again(self, ready: Ready) -> Ready:
         """The same graph, ready for the devices that are here now."""
@@ -386,13 +386,6 @@ class Net(nn.Module):
                     stay=not isinstance(error, KeyboardInterrupt),  # who is stopped, all are
                 )
             raise
-
-
-def _outline(leaf: Any) -> Any:
-    """A tensor's shape and kind without its memory: a net lives longer than its first batch."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:

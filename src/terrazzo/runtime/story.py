@@ -36,3 +36,10 @@ def story(leaves: Sequence[Any], net: Net) -> str:
         f"{trained} of "
         f"{len(parameters)} parameters trained, seed {net.seed}"
     )
+
+
+def outline(leaf: Any) -> Any:
+    """A tensor's shape and kind without its memory: a net lives longer than its first batch."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
