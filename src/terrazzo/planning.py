@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL
+from terrazzo.measure.key import MODEL, PLACE
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
@@ -33,8 +33,10 @@ WORTH = 0.05
 """The part of a step's time that a new plan must save."""
 
 
-def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) -> Profile | None:
-    """The newest profile of this model on so many devices, measured with this torch."""
+def kept_profile(
+    graph: Graph, devices: int, *, environment: Mapping[str, str], place: str = ""
+) -> Profile | None:
+    """The newest profile of this model on so many devices: with this torch, or of that place."""
     folder, torch = ProfileStore.usual(environment).folder, Machine.here().torch
     found = []
     for path in folder.glob("*.json") if folder.is_dir() else ():
@@ -42,8 +44,8 @@ def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) 
             profile = Profile.load(path)
         except UsageError:
             continue  # of another version: measuring again replaces it
-        same = (profile.key.get(MODEL), profile.key.get("torch")) == (graph.digest, torch)
-        if same and len(profile.devices) == devices:
+        which = profile.key.get(PLACE) == place if place else profile.key.get("torch") == torch
+        if which and profile.key.get(MODEL) == graph.digest and len(profile.devices) == devices:
             found.append(profile)
     return max(found, key=lambda profile: profile.measured_s, default=None)
 

@@ -75,7 +75,7 @@ def told(found: list[Fate], *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "method"), [(1, "exchange"), (0, "sum_later")], ids=["forward", "backward"]
+    ("device", "method"), [(1, "depart"), (0, "sum_later")], ids=["forward", "backward"]
 )
 def test_a_killed_device_is_named(device: int, method: str) -> None:
     found = fates(3, killed, device, method)
@@ -86,20 +86,20 @@ def test_a_killed_device_is_named(device: int, method: str) -> None:
 
 def test_nobody_else_is_named() -> None:
     """Those who only wait for one who noticed are woken, and answer the roll call."""
-    found = fates(4, killed, 0, "exchange")
+    found = fates(4, killed, 0, "depart")
     for fate in found[1:]:
         assert fate.message.startswith("device 0 stopped answering,"), fate
 
 
 def test_a_stopped_device_is_named_after_the_timeout() -> None:
-    found = fates(3, killed, 1, "exchange", signal.SIGSTOP, timeout_s=10, ignoring=[1])
+    found = fates(3, killed, 1, "depart", signal.SIGSTOP, timeout_s=10, ignoring=[1])
     assert [fate.kind for fate in found] == ["raised", "silent", "raised"]
     told(found, "device 1")
 
 
 def test_a_stopped_device_0_is_named_too() -> None:
     """Also where it is the one that everybody meets at."""
-    found = fates(2, killed, 0, "exchange", signal.SIGSTOP, timeout_s=10, ignoring=[0])
+    found = fates(2, killed, 0, "depart", signal.SIGSTOP, timeout_s=10, ignoring=[0])
     assert [fate.kind for fate in found] == ["silent", "raised"]
     told(found, "device 0")
 
@@ -121,7 +121,7 @@ def test_a_device_that_raises_and_ends_is_named() -> None:
 def raises_inside_a_call(device: int = 1) -> None:
     net = tz.parallelize(model(), (X,))
     if net.links.device == device:
-        strike(net.links, "exchange", out_of_memory)
+        strike(net.links, "depart", out_of_memory)
     loop(net)
 
 

@@ -20,6 +20,7 @@ from terrazzo.graph.rules import Local
 from terrazzo.planner import plan_graph
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.schedule import (
+    Arrive,
     Combine,
     Compute,
     Exchange,
@@ -199,6 +200,8 @@ def test_arrays_are_made_before_they_are_read(title: str) -> None:
                 pairs = [(apply.inputs, apply.outputs) for apply in step.applies]
             elif isinstance(step, Passes):
                 pairs = [(step.reads, (step.target,))]
+            elif isinstance(step, Arrive):
+                pairs = [(step.targets, ())]
             else:
                 pairs = [(step.inputs, (step.target,))]
             for reads, writes in pairs:

@@ -35,6 +35,8 @@ examples:
       after a failure give the other device 30 s to save its work
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
+  terrazzo run --on cluster.toml train.py --epochs 5
+      on real devices, over SSH: see terrazzo cluster --help and docs/clusters.md
   sudo terrazzo run --on 6xpi3 train.py
       on six emulated boards; mixed: --on 2xpi5,3xpi3; sharing the air: --on 4xpi4:wifi
 
@@ -55,7 +57,9 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", metavar="N", help="devices: 4 processes here, or 6xpi3 emulated")
+    parser.add_argument(
+        "--on", metavar="N", help="devices: 4 processes here, 6xpi3 emulated, or a cluster.toml"
+    )
     parser.add_argument(
         "--grace",
         type=float,
@@ -143,7 +147,7 @@ def _flag(word: str) -> str:
 def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> LaunchResult:
     name = Path(options.script).stem
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
-    if isinstance(hosts, LabHosts):
+    if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
     try:
         result = launch_recorded(
@@ -153,6 +157,7 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
             name=name,
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
+            board=True,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

@@ -75,6 +75,7 @@ def launch(
     grace_s: float = 10.0,
     survive: bool = False,
     output: Callable[[int, str], None] | None = None,
+    sink: Sink | None = None,
 ) -> LaunchResult:
     """Runs ``command`` once per device and waits until all have ended.
 
@@ -83,14 +84,18 @@ def launch(
 
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
-    each line of stdout and stderr; without it lines are printed under the device's name.
+    each line of stdout and stderr; without it lines are printed under the device's name, or go to
+    ``sink``.
     """
     if isinstance(hosts, int):
         hosts = LocalHosts(hosts)
     devices = len(hosts.names)
     extras: Sequence[Mapping[str, str]] = per_device_env or [{}] * devices
     _check(command, devices=devices, extras=extras)
-    sink: _Sink = _Callback(output) if output else Printer(hosts.names)
+    if output is not None:
+        sink = _Callback(output)
+    elif sink is None:
+        sink = Printer(hosts.names)
     base = {**os.environ, **(env or {}), **({RECOVER: "1"} if survive else {})}
     with ExitStack() as cleanup:
         signals = cleanup.enter_context(_Signals())
@@ -118,7 +123,9 @@ def _check(command: Sequence[str], *, devices: int, extras: Sequence[Mapping[str
         )
 
 
-class _Sink(Protocol):
+class Sink(Protocol):
+    """Where lines of devices go, and what the launcher itself has to say."""
+
     def line(self, device: int, text: str, *, is_error: bool = False) -> None: ...
 
     def notice(self, text: str) -> None: ...
@@ -176,7 +183,7 @@ class _Watch:
         self,
         processes: Sequence[Process],
         *,
-        sink: _Sink,
+        sink: Sink,
         signals: _Signals,
         grace_s: float,
         survive: bool,

@@ -17,7 +17,17 @@ from terrazzo.cluster.ssh import Ssh, shell_word
 from terrazzo.errors import HostError
 
 AGENT = Path(__file__).with_name("agent")
-MODULES = ("frames", "look", "files", "vitals", "ward", "main")  # what imports comes after
+MODULES = (
+    "frames",
+    "look",
+    "files",
+    "calls",
+    "vitals",
+    "listening",
+    "ward",
+    "veil",
+    "main",
+)  # what imports comes after
 PACKAGE = "terrazzo.cluster.agent"
 BOOT = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 LOADER = """

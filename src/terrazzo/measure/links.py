@@ -27,6 +27,8 @@ PINGS, MESSAGES = 11, 60
 PAUSE_S = 0.025
 SUMMED_BYTES, GATHERED_BYTES = (1 << 12, 1 << 20, 8 << 20), (1 << 10, 1 << 16)
 LONGEST_SUM_S = 5.0
+MEETINGS, BETWEEN_S = 16, 0.04
+"""Meetings in the middle of work, and about how long all compute before each."""
 SHARED_BELOW = 0.65
 """All at once get less than this part of what pairs alone would: they share something."""
 
@@ -43,6 +45,8 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
     say("links: sums and gathers")
     sums = _collectives_s(links, SUMMED_BYTES, _sum)
     gathers = _collectives_s(links, GATHERED_BYTES, _gather)
+    say("links: meeting in the middle of work")
+    meeting_s = _meeting_s(links, gathers[0])
     own = [up, down, latency_s, cpu_s_per_byte, message_s]
     rows = links.gather(torch.tensor(own, dtype=torch.float64), counted=False).tolist()
     found = tuple(LinkProfile(*row) for row in rows)
@@ -54,6 +58,7 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
         together_bytes_per_s=together,
         sums_s=tuple(sums),
         gathers_s=tuple(gathers),
+        meeting_s=meeting_s,
     )
 
 
@@ -163,6 +168,42 @@ def _collective_s(links: Links, size: int, collective: Callable[[Links, Tensor],
     elapsed_s = (time.perf_counter() - begin_s) / repeats
     seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
     return float(seen.max())
+
+
+def _meeting_s(links: Links, gather: tuple[int, float]) -> float:
+    """What a gather takes longer when it interrupts computing than when all wait for it.
+
+    Devices with equal work are not there at the same moment: a quota, another process or the
+    network's interrupts hold one up, then another. Computing the same without meeting is
+    subtracted. All devices get the same figure.
+    """
+    size, gather_s = gather
+    left, right, tensor = torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(size // 4)
+    repeats = _repeats(links, lambda: left @ right)
+
+    def seconds(meets: bool) -> float:
+        _meet(links)
+        begin_s = time.perf_counter()
+        for _ in range(MEETINGS):
+            for _ in range(repeats):
+                left @ right
+            if meets:
+                _gather(links, tensor)
+        took = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
+        return float(links.gather(took, counted=False).max())
+
+    apart_s, met_s = seconds(False), seconds(True)
+    return max(0.0, (met_s - apart_s) / MEETINGS - gather_s)
+
+
+def _repeats(links: Links, work: Callable[[], Any]) -> int:
+    """So many repeats of a work take this device about ``BETWEEN_S``."""
+    _meet(links)
+    begin_s, count = time.perf_counter(), 0
+    while time.perf_counter() - begin_s < 5 * BETWEEN_S:
+        work()
+        count += 1
+    return max(1, count // 5)
 
 
 def _sum(links: Links, tensor: Tensor) -> Any:

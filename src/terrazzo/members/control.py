@@ -55,7 +55,7 @@ class Control:
         self._wrap = wrap
         self.addresses = dict(addresses)
         self.done = self.entered = 0
-        self.waits = False
+        self.is_waiting: Callable[[], bool] = lambda: False
         """Whether the main thread waits for others; told with every beat."""
         self.wake: Callable[[], None] = lambda: None
         """Breaks off whatever the main thread waits for."""
@@ -245,7 +245,7 @@ class Control:
                     self._attend(key.fileobj, key.data, mask)
                 if now_s - beaten_s >= BEAT_S:
                     beaten_s = now_s
-                    self._say(list(self._lines), ["beat", self.entered, self.waits])
+                    self._say(list(self._lines), ["beat", self.entered, self.is_waiting()])
                     self._watch(now_s)
                 self._changed.notify_all()
                 self._wake_up(now_s)
@@ -259,7 +259,7 @@ class Control:
             self.wake()
             return
         late = any(why or now_s - when_s > ENDED_S for why, when_s in self._left.values())
-        if (seat.is_out and not before.is_out) or (late and self.waits):
+        if (seat.is_out and not before.is_out) or (late and self.is_waiting()):
             self.wake()
 
     def _attend(self, file: Any, line: Line | None, mask: int) -> None:
@@ -315,7 +315,7 @@ class Control:
         for device, health in list(self._health.items()):
             if device in self._lines and device not in self._left and health.is_silent(now_s):
                 self._give_up(device, f"was silent for {now_s - health.heard_s:.1f} s")
-        if self.waits and not seat.alarmed:
+        if self.is_waiting() and not seat.alarmed:
             self._find_stuck(now_s)
         place = sorted(seat.view.members).index(self.me) if self.me in seat.view.members else 0
         patience_s = PATIENCE_S * (1 + place) * (1 + self._waited)
@@ -398,5 +398,5 @@ class Control:
         self._strangers.pop(line, None)
         self._lines[device], self._health[device] = line, Health(time.monotonic())
         self.addresses[device] = str(address)
-        line.say(["beat", self.entered, self.waits])
+        line.say(["beat", self.entered, self.is_waiting()])
         return device

@@ -25,6 +25,16 @@ class Account:
     sums_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One device's messages under way: when it had sent them, when it has got its, and bytes."""
+
+    ready: float
+    arrived: float
+    sent: int
+    received: int
+
+
 @dataclass
 class Clocks:
     """All devices of a cluster during one training step."""
@@ -40,6 +50,7 @@ class Clocks:
         self._busy_until = [0.0] * count
         self._debt_s = [0.0] * count
         self._later_s = [0.0] * count
+        self._under_way: list[_Way | None] = [None] * count
         self._spent: dict[int, list[Account]] = {}
         self._group: list[Account] = []
         self.sent = [0] * count
@@ -82,10 +93,12 @@ class Clocks:
     # ---- together ------------------------------------------------------------------------
 
     def exchange(self, messages: Sequence[Message]) -> None:
-        """All messages of one exchange, posted at once; each device goes on when it has its.
+        """All messages of one exchange, posted at once; each device goes on when it has its."""
+        self.depart(messages)
+        self.arrive()
 
-        What had to wait is done before a device looks whether its messages are there.
-        """
+    def depart(self, messages: Sequence[Message]) -> None:
+        """Posts the messages of one exchange; devices go on at once."""
         sent, received = self._amounts(messages)
         counts = [0] * len(self.now)
         for source, destination, _ in messages:
@@ -98,11 +111,25 @@ class Clocks:
             for d, now in enumerate(self.now)
         ]
         arrived = self._arrivals(messages, ready, sent, received)
-        for device, count in enumerate(counts):
-            if count:
-                self._end(device, ready[device], arrived[device], (sent[device], received[device]))
-            else:
+        self._under_way = [
+            _Way(ready[d], arrived[d], sent[d], received[d]) if counts[d] else None
+            for d in range(len(self.now))
+        ]
+        for device, way in enumerate(self._under_way):
+            if way is not None:
+                self._book(device, exchange_s=way.ready - self.now[device])
+                self.now[device] = way.ready
+
+    def arrive(self) -> None:
+        """Ends what was begun: each device goes on when it has its messages.
+
+        What had to wait is done before a device looks whether they are there.
+        """
+        for device, way in enumerate(self._under_way):
+            if way is None:
                 self.catch_up(device)
+            else:
+                self._end(device, way)
 
     def _amounts(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         sent, received = [0] * len(self.now), [0] * len(self.now)
@@ -138,29 +165,27 @@ class Clocks:
             arrived[destination] = max(arrived[destination], through)
         return arrived
 
-    def _end(self, device: int, ready: float, arrived: float, amounts: tuple[int, int]) -> None:
+    def _end(self, device: int, way: _Way) -> None:
         """One device's share of an exchange; the link may be busy with a sum."""
-        prices, (sent, received) = self.prices, amounts
+        prices, now, (sent, received) = self.prices, self.now[device], (way.sent, way.received)
         rate = prices.medium if prices.shared else 0.0
         wire_s = (
             (sent + received) / rate
             if rate
             else max(sent / prices.up(device), received / prices.down(device))
         )
-        own_s = max(wire_s, (sent + received) * prices.byte_s(device))
-        beside_s = max(0.0, min(wire_s, self._busy_until[device] - ready))
+        handled_s = (sent + received) * prices.byte_s(device)
+        own_s = max(wire_s, handled_s)
+        beside_s = max(0.0, min(wire_s, self._busy_until[device] - way.ready))
         if beside_s:
             self._busy_until[device] += beside_s
         unpacked_s = prices.copy_s(received, device)
-        through = max(ready + own_s, arrived) + beside_s
+        through = max(way.ready + own_s, way.arrived) + beside_s
         late_s, self._later_s[device] = self._later_s[device], 0.0
-        worked = ready + late_s + min(late_s, (sent + received) * prices.byte_s(device))
-        done = max(through, worked) + unpacked_s
-        spent_s = done - self.now[device] - late_s
-        busy_s = min(
-            spent_s,
-            ready - self.now[device] + max(0.0, own_s + beside_s - late_s) + unpacked_s,
-        )
+        since_s = now - way.ready + late_s
+        done = max(through, now + late_s + min(since_s, handled_s)) + unpacked_s
+        spent_s = done - now - late_s
+        busy_s = min(spent_s, max(0.0, own_s + beside_s - since_s) + unpacked_s)
         self._book(device, compute_s=late_s, exchange_s=busy_s, waiting_s=spent_s - busy_s)
         self.now[device] = done
 

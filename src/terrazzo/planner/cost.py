@@ -20,6 +20,7 @@ from terrazzo.records.graph import BYTES
 from terrazzo.records.profile import Profile
 from terrazzo.schedule import (
     Apply,
+    Arrive,
     Combine,
     Compute,
     Exchange,
@@ -67,6 +68,10 @@ def memory_bytes(program: Program, device: int, optimizer: str = "sgd") -> int:
     return foot.total_bytes + STATES.get(optimizer, 2) * foot.weights_bytes
 
 
+def _arriving(step: Step) -> tuple[str, ...]:
+    return step.targets if isinstance(step, Arrive) else ()
+
+
 class _Walk:
     def __init__(self, program: Program, prices: Prices, frozen: frozenset[str]) -> None:
         self.program, self.prices, self.graph = program, prices, program.graph
@@ -86,6 +91,7 @@ class _Walk:
         self.buckets: dict[tuple[int, ...], int] = {}
         self.limits = bucket_bytes(program)
         self.fills: list[Spread] = []
+        self.begun = {s.writes: s.moves for s in program.steps if isinstance(s, Exchange)}
         self.group_sums = [0] * len(program.plan.groups)
         self.largest_sum: tuple[int, str] = (0, "")
         self.summed = [0] * program.devices
@@ -128,7 +134,7 @@ class _Walk:
     # ---- steps ---------------------------------------------------------------------------
 
     def _forward(self, step: Step) -> None:
-        if isinstance(step, (Compute, Passes, Combine, Exchange)):
+        if isinstance(step, (Compute, Passes, Combine, Exchange, Arrive)):
             self.clocks.enter(step.group)
         for device in self.devices:
             seconds = self.prices.step_s(type(step), device)
@@ -136,19 +142,24 @@ class _Walk:
                 seconds += cost.forward_s
             self.clocks.compute(device, seconds)
         if isinstance(step, Exchange):
-            self._exchange(step.moves, back=False)
+            self._depart(step.moves, back=False)
+        if isinstance(step, Arrive) or (isinstance(step, Exchange) and not step.ends_later):
+            self.clocks.arrive()
         elif isinstance(step, Combine):
             self.clocks.meet(self.prices.joint_s(self._combined_bytes(step)))
 
     def _backward(self, step: Step) -> None:
-        if isinstance(step, (Compute, Passes, Combine, Exchange)):
+        if isinstance(step, (Compute, Passes, Combine, Exchange, Arrive)):
             self.clocks.enter(step.group)
-        if not any(name in self.live for name in step.writes):
+        if not any(name in self.live for name in (*step.writes, *_arriving(step))):
             return
-        if isinstance(step, Exchange):
-            if any(self._is_weight(move.source) for move in step.moves):
+        if isinstance(step, Arrive) or (isinstance(step, Exchange) and not step.ends_later):
+            moves = step.moves if isinstance(step, Exchange) else self.begun[step.targets]
+            if any(self._is_weight(move.source) for move in moves):
                 self._catch_up()
-            self._exchange([m for m in step.moves if m.target in self.live], back=True)
+            self._depart([m for m in moves if m.target in self.live], back=True)
+        if isinstance(step, Exchange):
+            self.clocks.arrive()
             self._fill()
         if isinstance(step, Compute):
             self._compute_backward(step)
@@ -261,7 +272,7 @@ class _Walk:
 
     # ---- messages ------------------------------------------------------------------------
 
-    def _exchange(self, moves: Sequence[Move], *, back: bool) -> None:
+    def _depart(self, moves: Sequence[Move], *, back: bool) -> None:
         messages: list[Message] = []
         kept = [0] * len(self.devices)
         for move in moves:
@@ -277,7 +288,7 @@ class _Walk:
                     messages.append((transfer.destination, transfer.source, size))
         for device in self.devices:
             self.clocks.compute(device, self.prices.copy_s(kept[device], device))
-        self.clocks.exchange(messages)
+        self.clocks.depart(messages)
 
     def _combined_bytes(self, step: Combine) -> int:
         value = self.graph.values[self.graph.nodes[step.node].refs[0]]

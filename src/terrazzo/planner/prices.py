@@ -18,10 +18,13 @@ from terrazzo.planner.rates import Rates, Seconds
 from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
-from terrazzo.schedule import Combine, Compute, Exchange, Passes, Spread, Step, Take
+from terrazzo.schedule import Arrive, Combine, Compute, Exchange, Passes, Spread, Step, Take
 from terrazzo.schedule.sums import SMALL_BYTES
 
-STEP_CALLS = {Compute: 20, Passes: 20, Combine: 100, Exchange: 40, Spread: 7, Take: 7}
+STEP_CALLS = {Compute: 20, Passes: 20, Combine: 100, Exchange: 30, Arrive: 10} | {
+    Spread: 7,
+    Take: 7,
+}
 """The runtime's own part of a step, one direction, in small calls of torch: what those cost is
 measured on every device. Fitted to whole steps of small networks (docs/log.md)."""
 APPLY_CALLS = 8
@@ -93,7 +96,8 @@ class Prices:
         return self._net.links[device].down_bytes_per_s
 
     def latency_s(self, device: int) -> float:
-        return self._net.links[device].latency_s
+        """Until a small message is there that a device computing something else waits for."""
+        return self._net.links[device].latency_s + self._net.meeting_s
 
     def message_s(self, device: int) -> float:
         """Processor time of one message on one side, however small."""
@@ -113,7 +117,7 @@ class Prices:
         if self.network is None:
             return 0.0
         if self.network.gathers_s:
-            return _between(self.network.gathers_s, payload_bytes)
+            return _between(self.network.gathers_s, payload_bytes) + self.network.meeting_s
         others = self.devices - 1
         worst = max(
             self.latency_s(d) + 2 * others * self.message_s(d) + others * payload_bytes / self.up(d)

@@ -196,10 +196,11 @@ def _searched(graph: Graph, profile: Profile, speed: Sequence[float]) -> dict[st
     found: dict[str, Plan] = {}
     for felt in FELT:
         plan = walk.plan(felt)
-        if plan not in found.values():
-            name = described(plan)
-            taken = sum(other.startswith(name) for other in found)
-            found[f"{name}, variant {taken + 1}" if taken else name] = plan
+        for one in dict.fromkeys((plan, walk.with_norms_first(plan))):
+            if one not in found.values():
+                name = described(one)
+                taken = sum(other.startswith(name) for other in found)
+                found[f"{name}, variant {taken + 1}" if taken else name] = one
     return found
 
 
@@ -220,6 +221,23 @@ def ends(graph: Graph) -> list[int]:
         if windowed(node, graph) or ((rule := rule_for(node.op)) and rule.makes)
     ]
     return [*(head - 1 for head in heads[1:] if head > 0), len(graph.nodes) - 1]
+
+
+def norm_behind(graph: Graph, norms: set[int], end: int) -> int | None:
+    """The node before a norm from which an end is reached element by element, if there is one.
+
+    A group may as well end there and the next begin with the norm: what that one needs from the
+    others then travels with the statistics.
+    """
+    index = end
+    while index not in norms:
+        node = graph.nodes[index]
+        rule = rule_for(node.op)
+        maps = [name for name in node.refs if name in graph.producer]
+        if len(maps) != 1 or rule is None or rule.makes or windowed(node, graph):
+            return None
+        index = graph.producer[maps[0]]
+    return graph.producer.get(graph.nodes[index].refs[0])
 
 
 def longest_run(count: int) -> int:
@@ -252,6 +270,31 @@ class Walk:
                     self._runs[start, stop, number] = run
                     if start:
                         self._moves[start, stop, number] = self._moving(run)
+                        if self._meets_once(start - 1, number):
+                            self._moves[start, stop, number][number] -= 2 * self.ground.met_s
+
+    def _meets_once(self, stop: int, number: int) -> bool:
+        """Whether a border inside a layout can be where edges and statistics travel together."""
+        cut = not set(self.layouts[number].letters).isdisjoint("hw")
+        return cut and self._norm_behind(self.ends[stop]) is not None
+
+    def _norm_behind(self, end: int) -> int | None:
+        return norm_behind(self.graph, self.ground.norms, end)
+
+    def with_norms_first(self, plan: Plan) -> Plan:
+        """The same plan with borders inside a tiled layout moved before the norms."""
+        groups = list(plan.groups)
+        begin = 0
+        for place, group in enumerate(groups):
+            end = self.graph.producer[group.last]
+            following = groups[place + 1].layout if place + 1 < len(groups) else None
+            if following == group.layout and not set(group.layout.letters).isdisjoint("hw"):
+                found = self._norm_behind(end)
+                end = end if found is None or found < begin else found
+            title = group_title(self.graph, begin, end)
+            groups[place] = replace(group, last=self.graph.nodes[end].output, title=title)
+            begin = end + 1
+        return replace(plan, groups=tuple(groups))
 
     def _moving(self, run: Stretch) -> list[float]:
         """Seconds to bring what enters a run, by the layout before it."""

@@ -27,7 +27,7 @@ from terrazzo.graph.rules import (
     rule_for,
 )
 from terrazzo.planner.cost import LATE
-from terrazzo.planner.prices import Prices
+from terrazzo.planner.prices import NOTE_BYTES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Graph, Group, Layout, Plan, Ref
 from terrazzo.records.graph import BYTES
@@ -65,7 +65,8 @@ class Ground:
 
     def __init__(self, graph: Graph, prices: Prices) -> None:
         self.prices = prices
-        norms: set[int] = set()
+        self.norms = norms = set[int]()
+        """Where in the graph as it is shown; in ``graph`` they are statistics and arithmetic."""
         for mask in ("hw", "n", "c"):
             found = letters_under(graph, mask)
             norms |= {i for i, n in enumerate(graph.nodes) if place(n, graph, found).role == NORM}
@@ -80,7 +81,9 @@ class Ground:
         if net is not None:
             self.up = np.array([link.up_bytes_per_s for link in net.links])
             self.down = np.array([link.down_bytes_per_s for link in net.links])
-            self.latency = np.array([link.latency_s for link in net.links])
+            self.met_s = min(prices.gather_s(NOTE_BYTES), prices.latency_s(0))
+            """What it saves, one way, not to meet for a norm and for its edges."""
+            self.latency = np.array([prices.latency_s(d) for d in range(prices.devices)])
             self.message = np.array([prices.message_s(d) for d in range(prices.devices)])
             self.byte = np.array([prices.byte_s(d) for d in range(prices.devices)])
         self.copy = np.array([1 / prices.copy_s(1.0, d) for d in range(prices.devices)])

@@ -111,7 +111,8 @@ class Network:
 
     ``alone_bytes_per_s`` is what one pair gets in one direction while the others are silent,
     ``together_bytes_per_s`` what all devices get at once, added up; ``shared`` says that all use
-    one medium. ``sums_s`` and ``gathers_s`` are collectives by payload bytes of one device.
+    one medium. ``sums_s`` and ``gathers_s`` are collectives by payload bytes of one device, that
+    have nothing else to do; ``meeting_s`` is what it takes longer to meet in the middle of work.
     """
 
     links: tuple[LinkProfile, ...]
@@ -120,6 +121,7 @@ class Network:
     together_bytes_per_s: float
     sums_s: tuple[tuple[int, float], ...]
     gathers_s: tuple[tuple[int, float], ...]
+    meeting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ def network_from(table: Mapping[str, Any]) -> Network:
         together_bytes_per_s=table["together_bytes_per_s"],
         sums_s=_pairs(table["sums_s"]),
         gathers_s=_pairs(table["gathers_s"]),
+        meeting_s=table.get("meeting_s", 0.0),
     )
 
 

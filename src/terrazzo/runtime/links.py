@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from terrazzo.members.control import Control, Interrupted
 from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
 from terrazzo.runtime.letters import Counters, Letters
-from terrazzo.runtime.pending import Pending
+from terrazzo.runtime.pending import Guard, Pending, Voyage
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
@@ -49,6 +49,8 @@ class Links(Letters):
         self.counters = Counters()
         self.recorder: Recorder | None = None
         self.where = "the start"
+        self.waits = False
+        """Whether this device waits for others, as they are told twice a second."""
         self.control: Control | None = None
         """The lines over which members agree on who they are; None: a loss ends the run."""
         self.recovery: Any = None
@@ -94,9 +96,12 @@ class Links(Letters):
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
         self.sockets, self._baseline = connections() - baseline, None
 
+    @property
+    def limit(self) -> timedelta:
+        return timedelta(seconds=self.timeout_s)
+
     def _group(self, name: str, members: Sequence[int], meeting: timedelta | None = None) -> Group:
-        limit = timedelta(seconds=self.timeout_s)
-        return Group(name, members, store=self.store, limit=limit, meeting=meeting)
+        return Group(name, members, store=self.store, limit=self.limit, meeting=meeting)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -108,48 +113,41 @@ class Links(Letters):
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
-        self._check_whole()
-        if self.devices == 1:  # a plan for one device may move boxes from it to itself
-            if meanwhile is not None:
-                meanwhile()
-            return
-        with self._away():
-            self._exchange(sends, receives, meanwhile)
+        voyage = self.depart(sends, receives, busy=meanwhile is not None)
+        if meanwhile is not None:
+            meanwhile()
+        voyage.land()
 
-    def _exchange(
-        self,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        meanwhile: Callable[[], None] | None,
-    ) -> None:
+    def depart(
+        self, sends: Sequence[Message], receives: Sequence[Message], *, busy: bool
+    ) -> Voyage:
+        """Posts all (peer, tag, tensor) messages at once; the voyage it gives is to be landed.
+
+        ``busy``: this device does something else until then.
+        """
+        self._check_whole()
         staging = Staging()
+        if self.devices == 1:  # a plan for one device may move boxes from it to itself
+            return Voyage(self, staging)
         leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
         arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
-        self._meanwhile(staging.settle)  # the GPU is at work, not the links
+        staging.settle()
         self.counters.sent_bytes += sum(tensor.nbytes for _, _, tensor in leaving)
-        out_long, out_short = self._by_length(leaving, meanwhile)
-        in_long, in_short = self._by_length(arriving, meanwhile)
-        waiting = []
-        peer = self.device
-        try:
+        out_long, out_short = self._by_length(leaving, busy=busy)
+        in_long, in_short = self._by_length(arriving, busy=busy)
+        works = []
+        with self._guard():
             for peer, tag, tensor in in_long:
-                waiting.append((peer, self._small.receive(tensor, peer, tag)))
+                works.append((peer, self._small.receive(tensor, peer, tag)))
             for peer, tag, tensor in out_long:
-                waiting.append((peer, self._small.send(tensor, peer, tag)))
-            self._wire.talk(out_short, in_short, meanwhile=self._timed(meanwhile))
-            for peer, work in waiting:  # noqa: B007 - named if it fails
-                work.wait(timedelta(seconds=self.timeout_s))
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise self._lost(error, getattr(error, "peer", peer)) from error
-        staging.land()
+                works.append((peer, self._small.send(tensor, peer, tag)))
+            return Voyage(self, staging, self._wire.begin(out_short, in_short), works)
 
     def _by_length(
-        self, messages: Sequence[Message], meanwhile: Callable[[], None] | None
+        self, messages: Sequence[Message], *, busy: bool
     ) -> tuple[list[Message], list[Parcel]]:
         """Messages that would stand still while nobody looks, for gloo's threads; and others."""
-        limit = inf if meanwhile is None else window_bytes(self.devices)
+        limit = window_bytes(self.devices) if busy else inf
         long = [message for message in messages if message[2].nbytes > limit]
         short = [(peer, tensor) for peer, _, tensor in messages if tensor.nbytes <= limit]
         return long, short
@@ -168,16 +166,8 @@ class Links(Letters):
         """
         if self.devices == 1:
             return tensor.unsqueeze(0)
-        own = to_host(tensor).contiguous()
-        parts = own.new_empty(self.devices, *own.shape)
-        parts[self.device] = own
-        others = [device for device in range(self.devices) if device != self.device]
         with self._guard():
-            self._wire.talk(
-                [(device, own) for device in others],
-                [(device, parts[device]) for device in others],
-                meanwhile=self._timed(meanwhile),
-            )
+            parts = self._wire.gather(to_host(tensor), meanwhile=self._timed(meanwhile))
         if counted:
             self.counters.summed_bytes += tensor.nbytes
         return parts.to(tensor.device)
@@ -206,7 +196,7 @@ class Links(Letters):
         with self._guard():
             work = group.sum(host)
         self.counters.summed_bytes += tensor.nbytes
-        return Pending(self._guard, work, tensor, host)
+        return Pending(self, work, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
         """Lets some devices sum among themselves; all devices name all circles, in one order."""
@@ -228,52 +218,28 @@ class Links(Letters):
             from_host(data, host)
         return tensor
 
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """Counts how long this device is busy with others."""
-        begin, control = time.perf_counter(), self.control
-        if control is not None:
-            control.waits = True
-        try:
-            yield
-        finally:
-            self.counters.away_s += time.perf_counter() - begin
-            if control is not None:
-                control.waits = False
-
     def _timed(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
         return None if work is None else lambda: self._meanwhile(work)
 
     def _meanwhile(self, work: Callable[[], None] | None) -> None:
         """Does something else, which is work of its own although messages are on their way."""
         if work is not None:
-            begin, control = time.perf_counter(), self.control
-            if control is not None:
-                control.waits = False
+            begin = time.perf_counter()
             work()
             self.counters.away_s -= time.perf_counter() - begin
-            if control is not None:
-                control.waits = True
 
     # ---- losing each other -------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _guard(self, peer: int | None = None) -> Iterator[None]:
-        """Turns a broken connection into an error that names the device."""
+    def _guard(self, peer: int | None = None) -> Guard:
+        """Turns a broken connection into an error that names the device; counts the time."""
         self._check_whole()
-        try:
-            with self._away():
-                yield
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise self._lost(error, getattr(error, "peer", peer)) from error
+        return Guard(self, peer)
 
     def _check_whole(self) -> None:
         if self._broken is not None:
             raise RunError(f"the devices lost each other earlier: {self._broken}")
 
-    def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
+    def lost(self, error: RuntimeError, peer: int | None) -> RunError:
         """Wakes the others, then asks them through the store who is gone."""
         self.hang_up()
         if self.recovery is not None:

@@ -17,6 +17,7 @@ from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.steps import (
+    ArriveStep,
     CombineStep,
     ComputeStep,
     DeviceStep,
@@ -28,7 +29,17 @@ from terrazzo.runtime.steps import (
     TakeStep,
 )
 from terrazzo.runtime.steps.step import Given
-from terrazzo.schedule import Combine, Compute, Exchange, Passes, Program, Spread, Step, Take
+from terrazzo.schedule import (
+    Arrive,
+    Combine,
+    Compute,
+    Exchange,
+    Passes,
+    Program,
+    Spread,
+    Step,
+    Take,
+)
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
@@ -50,6 +61,7 @@ class Machine:
         self._limits = bucket_bytes(program)
         self._lives = Lifetimes(program)
         self._drops = self._lives.forward_drops
+        self._exchange: ExchangeStep | None = None
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = _labels(program)
         self._room = _room(program, links.device)
@@ -61,10 +73,14 @@ class Machine:
         if isinstance(step, Take):
             return TakeStep(step)
         if isinstance(step, Exchange):
-            return ExchangeStep(step, program, device=device)
+            self._exchange = ExchangeStep(step, program, device=device)
+            return self._exchange
+        if isinstance(step, Arrive):
+            assert self._exchange is not None
+            return ArriveStep(self._exchange)
         if isinstance(step, Spread):
             array = program.arrays[step.source]
-            parameter = program.graph.values[array.value].kind == "parameter"
+            parameter = program.is_parameter(step.source)
             circle = None if array.boxes is None else sharers(array.boxes)[device]
             return SpreadStep(step, parameter=parameter, circle=circle)
         if isinstance(step, Combine) and step.reduction.combine == "moments":
@@ -223,14 +239,16 @@ def _labels(program: Program) -> list[tuple[str, str, int]]:
     """
     found, group = [], len(program.plan.groups) - 1
     for step in reversed(program.steps):
-        group = step.group if isinstance(step, (Compute, Passes, Combine, Exchange)) else group
+        group = (
+            step.group if isinstance(step, (Compute, Passes, Combine, Exchange, Arrive)) else group
+        )
         found.append((*_label(program, step), group))
     return found[::-1]
 
 
 def _label(program: Program, step: Step) -> tuple[str, str]:
     """What a step is called in the records; steps that do next to nothing have no name."""
-    if isinstance(step, Exchange):
+    if isinstance(step, (Exchange, Arrive)):
         return "exchange", f"group {step.group}"
     if isinstance(step, (Compute, Passes)):
         return "compute", _title(program, step)

@@ -71,6 +71,7 @@ class Recovery:
         self.is_inside = False
         self._give: Give | None = None
         control.wake = links.hang_up
+        control.is_waiting = lambda: links.waits
 
     def perform(
         self, attempt: Callable[[], Result], *, take: Callable[[int], Result], give: Any

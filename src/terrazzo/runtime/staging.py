@@ -14,7 +14,7 @@ from torch import Tensor
 
 def is_away(tensor: Tensor) -> bool:
     """Whether a tensor is out of gloo's reach."""
-    return tensor.device.type != "cpu"
+    return not tensor.is_cpu
 
 
 def room(tensor: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from terrazzo.runtime import hello
@@ -29,7 +30,7 @@ Address = tuple[socket.AddressFamily, str]
 Parcel = tuple[int, Tensor]
 """The other device, and what to send to it or to receive from it."""
 
-HEADER = struct.Struct("<IQ")
+HEADER = struct.Struct("<QQ")
 """The number of the message on its connection, and its length."""
 
 SEND_BYTES = 1 << 20
@@ -84,8 +85,10 @@ class Wire:
             found |= hello.answer(
                 listener, secret=token.encode(), expected=later, timeout_s=timeout_s
             )
+        self.device, self.devices = device, devices
+        self._rooms: dict[tuple[torch.Size, torch.dtype], _Room] = {}
         window = window_bytes(devices)
-        self._ends = {peer: _End(peer, found[peer], window) for peer in sorted(found)}
+        self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
 
     def talk(
         self,
@@ -95,7 +98,33 @@ class Wire:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Sends and receives; in between, something else. Both sides name parcels in one order."""
-        busy: dict[int, _End] = {}
+        begun = self.begin(sends, receives)
+        if meanwhile is not None:
+            meanwhile()
+        self.end(begun)
+
+    def gather(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
+        """A tensor of equal shape from each device, stacked; in between, something else."""
+        key = (tensor.shape, tensor.dtype)
+        room = self._rooms.get(key) or _Room(tensor, self.devices)
+        if tensor.nbytes <= SHORT_BYTES:
+            self._rooms[key] = room
+        room.parts[self.device] = tensor
+        own, ends = room.rows[self.device], self._ends.values()
+        for end in ends:
+            end.send_row(own)
+            end.expect_row(room.rows[end.peer])
+        if meanwhile is not None:
+            meanwhile()
+        self.end(ends)
+        return room.parts.clone()
+
+    def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Sequence[End]:
+        """Sends what the system takes at once; ``end`` waits for the rest.
+
+        What is begun later on the same connections waits for this, too.
+        """
+        busy: dict[int, End] = {}
         for peer, tensor in sends:
             end = busy[peer] = self._ends[peer]
             end.send(tensor)
@@ -104,12 +133,13 @@ class Wire:
             end.expect(tensor)
         for end in busy.values():
             end.push()
-        if meanwhile is not None:
-            meanwhile()
-        self._finish([end for end in busy.values() if not end.pull()])
+        return list(busy.values())
 
-    def _finish(self, waiting: Sequence[_End]) -> None:
+    def end(self, begun: Iterable[End]) -> None:
         """Until everything has left and everything has arrived."""
+        waiting = [end for end in begun if not end.pull()]
+        if not waiting:
+            return
         by_number = {end.number: end for end in waiting}
         poll = select.poll()
         for end in waiting:
@@ -133,7 +163,19 @@ class Wire:
             end.socket.close()
 
 
-class _End:
+class _Room:
+    """Memory for one gather: a row for each device, as it is sent, with its header before it."""
+
+    def __init__(self, like: Tensor, devices: int) -> None:
+        size = HEADER.size + like.nbytes
+        data = bytearray(devices * size)
+        rows = torch.frombuffer(data, dtype=torch.uint8).view(devices, size)[:, HEADER.size :]
+        self.parts = rows.view(like.dtype).view(devices, *like.shape)
+        whole = memoryview(data)
+        self.rows = [whole[place * size : (place + 1) * size] for place in range(devices)]
+
+
+class End:
     """This end of one connection: what is still to be sent, and what is still to come."""
 
     def __init__(self, peer: int, connection: socket.socket, window: int) -> None:
@@ -149,10 +191,28 @@ class _End:
 
     def send(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
-        self._leaving.append(memoryview(HEADER.pack(self._sent & 0xFFFFFFFF, len(body))))
+        self._leaving.append(memoryview(HEADER.pack(self._sent, len(body))))
         if len(body):
             self._leaving.append(body)
         self._sent += 1
+
+    def send_row(self, row: memoryview) -> None:
+        """Sends what has room for its header before it; the memory is free again afterwards."""
+        HEADER.pack_into(row, 0, self._sent, len(row) - HEADER.size)
+        self._sent += 1
+        count = 0
+        if not self._leaving:
+            try:
+                count = self.socket.send(row)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise WireError(self.peer, f"sending failed: {error.strerror or error}") from error
+        if count < len(row):
+            self._leaving.append(memoryview(bytes(row[count:])))
+
+    def expect_row(self, row: memoryview) -> None:
+        self._coming.append((row[: HEADER.size], row[HEADER.size :], 0))
 
     def expect(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
@@ -177,7 +237,7 @@ class _End:
         """Takes what has arrived; True when nothing is left to send or to come."""
         while self._coming:
             header, body, have = self._coming[0]
-            missing = [part for part in (header[have:], body[max(0, have - HEADER.size) :]) if part]
+            missing = [header, body] if not have else _beyond(header, body, have)
             try:
                 count = self.socket.recvmsg_into(missing)[0]
             except BlockingIOError:
@@ -198,7 +258,7 @@ class _End:
 
     def _check(self, header: memoryview, length: int) -> None:
         number, told = HEADER.unpack(header)
-        if (number, told) != (self._received & 0xFFFFFFFF, length):
+        if (number, told) != (self._received, length):
             raise WireError(
                 self.peer,
                 f"out of step: expected message {self._received} of {length} bytes, got message "
@@ -216,6 +276,11 @@ class _End:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
                 self._wake_bytes = wake
         return (select.POLLOUT if self._leaving else 0) | (select.POLLIN if self._coming else 0)
+
+
+def _beyond(header: memoryview, body: memoryview, have: int) -> list[memoryview]:
+    """What is still to come of a message."""
+    return [part for part in (header[have:], body[max(0, have - HEADER.size) :]) if part]
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -4,6 +4,7 @@ from terrazzo.schedule.lower import lower
 from terrazzo.schedule.program import (
     Apply,
     Array,
+    Arrive,
     Combine,
     Compute,
     Exchange,
@@ -21,6 +22,7 @@ from terrazzo.schedule.traffic import Traffic, traffic
 __all__ = [
     "Apply",
     "Array",
+    "Arrive",
     "Combine",
     "Compute",
     "Exchange",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from terrazzo.records import Node
-from terrazzo.schedule.program import Compute, Exchange, Passes, Program, Spread, Take
+from terrazzo.schedule.program import Combine, Compute, Exchange, Passes, Program, Spread, Take
 
 STOPS = frozenset(
     f"aten.{name}.default" for name in "detach zeros_like ones_like full_like empty_like".split()
@@ -32,7 +32,7 @@ def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
             ]
         elif isinstance(step, Passes):
             found += _chain_edges(program, step)
-        elif _passes(program.graph.nodes[step.node]):
+        elif isinstance(step, Combine) and _passes(program.graph.nodes[step.node]):
             found.append((step.inputs, (step.target,)))
     return found
 

@@ -12,6 +12,7 @@ from terrazzo.records import Graph, Plan, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.homes import Homes, homes, owners
+from terrazzo.schedule.meeting import meet_once
 from terrazzo.schedule.passes import chain, materialised, strips
 from terrazzo.schedule.program import (
     Apply,
@@ -96,7 +97,7 @@ class Lowering:
         self._flush()
         homes = {name: boxes for name, boxes in self.homes.items() if name in self.arrays}
         return Program(
-            self.graph, self.plan, self.arrays, tuple(self.steps), outputs, self.given, homes
+            self.graph, self.plan, self.arrays, meet_once(self.steps), outputs, self.given, homes
         )
 
     def _flush(self) -> None:

@@ -9,6 +9,7 @@ follows the step that made it, backwards:
     Exchange  owned boxes -> needed boxes            the adjoint: sent back and added
               owned boxes -> whole (a gather)        each device takes its slice
               parts of a sum -> needed boxes, added  the adjoint: sent back and added
+    Arrive    ends an exchange that was only begun   begins its adjoint
     Spread    whole -> used by boxes, no message     the parts are summed
     Combine   one part per device -> whole           passes through
     Compute   operators on what is here              autograd
@@ -71,6 +72,8 @@ class Exchange:
 
     moves: tuple[Move, ...]
     group: int
+    ends_later: bool = False
+    """It is only begun here: an ``Arrive`` ends it, before the next exchange."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -79,6 +82,22 @@ class Exchange:
     @property
     def writes(self) -> tuple[str, ...]:
         return tuple(move.target for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """The end of the exchange before it: from here on all of these arrays is there."""
+
+    targets: tuple[str, ...]
+    group: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.targets
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +203,7 @@ class Combine:
         return (self.target,)
 
 
-Step = Take | Exchange | Spread | Compute | Passes | Combine
+Step = Take | Exchange | Arrive | Spread | Compute | Passes | Combine
 
 
 @dataclass(frozen=True)
@@ -205,3 +224,7 @@ class Program:
     @property
     def devices(self) -> int:
         return self.plan.devices
+
+    def is_parameter(self, array: str) -> bool:
+        """Whether an array is a parameter of the model, as it is or spread."""
+        return self.graph.values[self.arrays[array].value].kind == "parameter"

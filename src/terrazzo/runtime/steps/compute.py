@@ -36,6 +36,7 @@ class ComputeStep:
                 name for apply in step.applies for name in apply.inputs if name not in made
             )
         )
+        self.parameters = frozenset(filter(program.is_parameter, self.inputs))
         self.exports = tuple(name for name in made if name in exports)
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
@@ -71,7 +72,8 @@ class ComputeStep:
                 if piece and waits:
                     given[name] = tensor
                 if piece and name in run.carriers and not (waits and name in self.only_late):
-                    local[name] = piece.enter(name, tensor)
+                    enter = piece.enter_staying if name in self.parameters else piece.enter
+                    local[name] = enter(name, tensor)
                 else:
                     local[name] = tensor
                 del tensor
@@ -90,12 +92,14 @@ class ComputeStep:
             run.saved[self.index] = piece
 
     def _late(self) -> frozenset[str]:
-        """Weights of convolutions that come from outside: their gradients can be made later."""
+        """Weights of convolutions that come from outside: their gradients can be made later.
+
+        Not where all compute the whole: nobody waits there, and both gradients at once take less.
+        """
         found: set[str] = set()
-        alone = self.program.devices == 1
         for apply, call in zip(self.step.applies, self.operators, strict=True):
             weights = apply.inputs[1:]
-            if alone or call is None or call.op != OP or not can_wait(call):
+            if apply.locals is None or call is None or call.op != OP or not can_wait(call):
                 continue
             if all(name in self.inputs for name in weights):
                 found |= set(weights)

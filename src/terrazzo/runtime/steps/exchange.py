@@ -12,6 +12,8 @@ from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Exchange, Move, Program
 
 Slices = tuple[slice, ...]
+Arrival = tuple[Tensor, Tensor, bool]
+"""A place, what goes there, and whether it is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class _Piece:
     peer: int
     source: Slices
     target: Slices
+    shape: tuple[int, ...]
     fills_source: bool = False
     fills_target: bool = False
     """Whether the box is all that this device holds of the array."""
@@ -39,32 +42,38 @@ class _Moves:
         self.arriving: list[_Piece] = []
         """In the order of the plan, what stays here among the rest, so that sums repeat."""
         for transfer in move.transfers:
+            shape = transfer.box.shape
             here = (transfer.source == device, transfer.destination == device)
             source = transfer.box.within(held).slices() if held and here[0] else ()
             target = transfer.box.within(wanted).slices() if wanted else transfer.box.slices()
             if here[1]:
                 fills = [transfer.box == box for box in (held, wanted)]
-                self.arriving.append(_Piece(transfer.source, source, target, *fills))
+                self.arriving.append(_Piece(transfer.source, source, target, shape, *fills))
             elif here[0]:
-                self.sent.append(_Piece(transfer.destination, source, ()))
+                self.sent.append(_Piece(transfer.destination, source, (), shape))
 
 
 class ExchangeStep:
+    """One that ends later is ended, and its way back begun, by an ``ArriveStep``."""
+
     def __init__(self, step: Exchange, program: Program, *, device: int) -> None:
         self.step = step
-        self.weights = any(
-            program.graph.values[program.arrays[move.source].value].kind == "parameter"
-            for move in step.moves
-        )
+        self.weights = any(program.is_parameter(move.source) for move in step.moves)
         self.moves = [_Moves(move, program, device) for move in step.moves]
 
     def forward(self, run: Run) -> None:
+        self._depart(run)
+        if not self.step.ends_later:
+            self.arrive(run)
+
+    def _depart(self, run: Run) -> None:
         sends: list[Message] = []
         receives: list[Message] = []
-        arrivals: list[tuple[Tensor, Tensor, bool]] = []
+        stays: list[tuple[Tensor, Tensor]] = []
+        arrivals: list[Arrival] = []
         for tag, move in enumerate(self.moves):
             source = run.held[move.source]
-            target = run.empty(move.target)
+            target = run.held[move.target] = run.empty(move.target)
             begun = not move.adds  # the first addend is written, if it is as large as the sum
             if move.adds and not (move.arriving and move.arriving[0].fills_target):
                 target.zero_()
@@ -74,15 +83,26 @@ class ExchangeStep:
             for piece in move.arriving:
                 place, adds, begun = target[piece.target], move.adds and begun, True
                 if piece.peer == move.device:
-                    arrivals.append((place, source[piece.source], adds))
+                    here = source[piece.source]
+                    if move.adds:
+                        arrivals.append((place, here, adds))
+                    else:
+                        stays.append((place, here))
                     continue
                 straight = place.is_contiguous() and not adds
                 buffer = place if straight else _buffer(place)
                 receives.append((piece.peer, tag, buffer))
                 if not straight:
                     arrivals.append((place, buffer, adds))
-            run.held[move.target] = target
-        run.links.exchange(sends, receives)
+        voyage = run.links.depart(sends, receives, busy=self.step.ends_later)
+        for place, here in stays:
+            place.copy_(here)
+        run.under_way = (voyage, arrivals)
+
+    def arrive(self, run: Run) -> None:
+        """What others sent comes to its place."""
+        voyage, arrivals = run.landing()
+        voyage.land()
         for place, buffer, adds in arrivals:
             if adds:
                 place.add_(buffer)
@@ -90,35 +110,60 @@ class ExchangeStep:
                 place.copy_(buffer)
 
     def backward(self, run: Run) -> None:
+        if not self.step.ends_later:
+            self.depart_back(run)
+        self._arrive_back(run)
+
+    def depart_back(self, run: Run) -> None:
+        """Sends back the gradients of what others sent."""
         sends: list[Message] = []
         receives: list[Message] = []
-        arrivals: list[tuple[Tensor, Tensor]] = []
-        results = []
         if self.weights:
             run.catch_up()
         for tag, move in enumerate(self.moves):
-            if move.target not in run.live:
-                continue
-            grad = run.gradient(move.target)
-            result = _begun(run, move, grad)
-            results.append((move.source, result))
-            for piece in move.arriving:
-                if piece.peer != move.device and not move.gathers:
-                    sends.append((piece.peer, tag, grad[piece.target].contiguous()))
             # A gathered gradient is complete on every device: each takes what it owns.
+            if move.target not in run.live or move.gathers:
+                continue
+            grad = run.gradient_so_far(move.target)
+            for piece in move.arriving:
+                if piece.peer != move.device:
+                    sends.append((piece.peer, tag, grad[piece.target].contiguous()))
+            for piece in move.sent:
+                room = torch.empty(piece.shape, dtype=grad.dtype, device=grad.device)
+                receives.append((piece.peer, tag, room))
+        voyage = run.links.depart(sends, receives, busy=True)
+        run.under_way = (voyage, [buffer for _, _, buffer in receives])
+
+    def _arrive_back(self, run: Run) -> None:
+        voyage, buffers = run.landing()
+        results = [
+            (move, _begun(run, move, run.gradient(move.target)))
+            for move in self.moves
+            if move.target in run.live
+        ]
+        run.catch_up()
+        voyage.land()
+        arrived = iter(buffers)
+        for move, result in results:
             for piece in () if move.gathers else move.sent:
-                place = result[piece.source]
-                buffer = _buffer(place)
-                receives.append((piece.peer, tag, buffer))
-                arrivals.append((place, buffer))
-        run.links.exchange(sends, receives, meanwhile=run.catch_up)
-        for place, buffer in arrivals:  # in the order of the plan, so that sums repeat
-            place.add_(buffer)
-        for name, result in results:
-            first = name not in run.grads
-            run.add(name, result)
+                result[piece.source].add_(next(arrived))  # in the order of the plan: sums repeat
+            first = move.source not in run.grads
+            run.add(move.source, result)
             if first:
-                run.exclusive.add(name)
+                run.exclusive.add(move.source)
+
+
+class ArriveStep:
+    """The end of an exchange, and the beginning of its way back."""
+
+    def __init__(self, exchange: ExchangeStep) -> None:
+        self.exchange = exchange
+
+    def forward(self, run: Run) -> None:
+        self.exchange.arrive(run)
+
+    def backward(self, run: Run) -> None:
+        self.exchange.depart_back(run)
 
 
 def _begun(run: Run, move: _Moves, grad: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from terrazzo.runtime.allocator import Room
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.kernels import Site
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.pending import Voyage
 from terrazzo.schedule import Array, Program
 
 
@@ -55,6 +56,8 @@ class Run:
     autocast: torch.dtype | None = None
     room: Room | None = None
     """What this call may take, where memory is short."""
+    under_way: tuple[Voyage, Any] | None = None
+    """The exchange that was begun and not ended yet, and what is to be done with what arrives."""
 
     @property
     def device(self) -> int:
@@ -109,6 +112,19 @@ class Run:
         while self.later:
             self.later.pop(0)()
 
+    def landing(self) -> tuple[Voyage, Any]:
+        """The exchange that was begun, to be ended now."""
+        assert self.under_way is not None
+        found, self.under_way = self.under_way, None
+        return found
+
+    def gradient_so_far(self, name: str) -> Tensor:
+        """The gradient of an array, left where it is: more may be added."""
+        if name not in self.grads:
+            self.grads[name] = self.zeros(name)
+            self.exclusive.add(name)
+        return self.grads[name]
+
     def gradient(self, name: str) -> Tensor:
         """The gradient of an array this backward pass reaches; zeros if none came from here."""
         found = self.grads.pop(name, None)
@@ -146,6 +162,7 @@ class Piece:
 
     token: Tensor
     sink: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[str, Tensor] = field(default_factory=dict)
     edges: dict[str, GradientEdge] = field(default_factory=dict)
 
     @classmethod
@@ -155,6 +172,11 @@ class Piece:
     def enter(self, name: str, tensor: Tensor) -> Tensor:
         entered: Tensor = Entry.apply(self.token, tensor, self.sink, name)  # type: ignore[no-untyped-call]
         return entered
+
+    def enter_staying(self, name: str, tensor: Tensor) -> Tensor:
+        """The same for a tensor that stays alive anyhow: torch keeps its gradient, at less cost."""
+        leaf = self.leaves[name] = tensor.detach().requires_grad_()
+        return leaf
 
     def leave(self, name: str, tensor: Tensor) -> None:
         """Keeps the way back from a tensor, not the tensor.
@@ -171,10 +193,12 @@ class Piece:
         """Gradients of what entered, from gradients of what left."""
         names = [name for name in self.edges if name in grads]
         if names:
-            torch.autograd.grad(
+            _, *found = torch.autograd.grad(
                 [self.edges[name] for name in names],
-                [self.token],
+                [self.token, *self.leaves.values()],
                 [grads[name] for name in names],
                 allow_unused=True,
             )
+            given = zip(self.leaves, found, strict=True)
+            self.sink.update((name, grad) for name, grad in given if grad is not None)
         return self.sink
