@@ -85,8 +85,8 @@ def training(device: int, method: str, at: int, number: int = signal.SIGKILL) ->
 
 
 PLACES = {
-    "first-forward": ("exchange", 1),
-    "forward": ("exchange", 7),
+    "first-forward": ("depart", 1),
+    "forward": ("depart", 7),
     "backward": ("sum_later", 3),
     "statistics": ("gather", 20),
     "notes": ("gather", 31),
@@ -143,7 +143,7 @@ def validating(device: int) -> Found:
     def validate(step: int) -> None:
         if step % 2:
             if step == 3 and net.links.device == device:
-                strike(net.links, "exchange", die, at=2)
+                strike(net.links, "depart", die, at=2)
             net.eval()
             with torch.no_grad():
                 seen.append(float(F.cross_entropy(net(X), Y)))
@@ -160,7 +160,7 @@ def test_a_device_killed_in_validation() -> None:
 
 
 def test_a_silent_device_is_left_behind_and_named() -> None:
-    found = fates(3, training, 1, "exchange", 7, signal.SIGSTOP, ignoring=[1])
+    found = fates(3, training, 1, "depart", 7, signal.SIGSTOP, ignoring=[1])
     assert found.pop(1).kind == "silent"
     for fate in found:
         assert fate.what["members"] == (0, 2)
@@ -178,7 +178,7 @@ def sleeping(device: int) -> Found:
             time.sleep(9)
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
-        strike(net.links, "exchange", lambda: die(signal.SIGSTOP), at=7)
+        strike(net.links, "depart", lambda: die(signal.SIGSTOP), at=7)
     return told(net, train(net, optimizer, DATA))
 
 
@@ -193,7 +193,7 @@ def two_of_four(first: int, second: int) -> Found:
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     if net.links.device == first:
-        strike(net.links, "exchange", die, at=7)
+        strike(net.links, "depart", die, at=7)
     if net.links.device == second:
         strike(net.links.control, "next_view", die, at=1)
     return told(net, train(net, optimizer, DATA))
@@ -204,8 +204,8 @@ def test_a_second_device_is_lost_in_the_recovery_from_the_first() -> None:
 
 
 def test_half_goes_on_with_the_tie_breaker_only() -> None:
-    agreed(fates(2, training, 1, "exchange", 7), (0,))
-    lost = fates(2, training, 0, "exchange", 7)[1]
+    agreed(fates(2, training, 1, "depart", 7), (0,))
+    lost = fates(2, training, 0, "depart", 7)[1]
     assert (lost.kind, lost.what) == ("raised", "PeerLost")
     assert "device 0 (lost its connection" in lost.message
     assert "half with device 0" in lost.message
@@ -215,7 +215,7 @@ def raising(device: int) -> None:
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     if net.links.device == device:
-        strike(net.links, "exchange", out_of_memory, at=7)
+        strike(net.links, "depart", out_of_memory, at=7)
     train(net, torch.optim.SGD(net.parameters(), 0.1), DATA)
 
 
@@ -237,7 +237,7 @@ def cut() -> None:
     net = tz.parallelize(cnn(), (X,), layout="channels")
     assert net.homes
     if net.links.device == 1:
-        strike(net.links, "exchange", die, at=7)
+        strike(net.links, "depart", die, at=7)
     train(net, torch.optim.SGD(net.parameters(), 0.1), DATA)
 
 

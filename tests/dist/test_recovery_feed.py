@@ -73,7 +73,7 @@ def same(found: list[Any], members: tuple[int, ...]) -> None:
 
 PLACES = {
     "first-batch": ("broadcast_bytes", 7),
-    "handing-out": ("exchange", 12),
+    "handing-out": ("depart", 12),
     "having-handed-out": ("finish", 7),
     "forward": ("gather", 33),
     "backward": ("sum_later", 3),
@@ -91,6 +91,6 @@ def test_who_does_not_read_is_lost(place: str) -> None:
 
 
 def test_nobody_else_has_the_data() -> None:
-    for fate in fates(3, only_one_reads, 0, "exchange", 12)[1:]:
+    for fate in fates(3, only_one_reads, 0, "depart", 12)[1:]:
         assert (fate.kind, fate.what) == ("raised", "PeerLost")
         assert "no other device has a loader" in fate.message
