@@ -20,10 +20,10 @@ from terrazzo.cli.main import main
 from terrazzo.lab import LabHosts
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(missing()), reason=f"SSH hosts were NOT tested: {missing()}"),
 ]
-until = partial(wait_until, limit_s=30.0)
+until = partial(wait_until, limit_s=60.0)
 
 WAITING = """
 import os, pathlib, time
@@ -167,7 +167,7 @@ class TestEnd:
     ) -> None:
         starter, processes = self.started(devices, project)
         starter.send_signal(number)
-        _, err = starter.communicate(timeout=30)
+        _, err = starter.communicate(timeout=60)
         assert until(lambda: not any(map(is_running, processes)))
         if number == signal.SIGINT:
             assert starter.returncode == 130

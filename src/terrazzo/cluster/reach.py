@@ -21,7 +21,7 @@ def try_connections(devices: Sequence[Ssh], facts: Sequence[Facts]) -> list[Find
         for number, ssh in enumerate(devices):
             try:
                 one = cleanup.enter_context(session(ssh, "hold", address=addresses[number]))
-                ports[number] = int(one.frames.hear())
+                ports[number] = int(one.hear())
             except HostError:
                 continue  # an address that is not there is a finding of its own
         targets = [[addresses[number], port] for number, port in ports.items()]

@@ -110,10 +110,10 @@ class SshHosts:
         files = {name: list(entry) for name, entry in code.files.items()}
         request = {"folder": folder, "files": files, "prune": prune}
         with session(self._ssh(device), "sync", **request) as one:
-            missing = one.frames.hear()["missing"]
+            missing = one.hear()["missing"]
             for name in missing:
                 one.send_file(code.root / name, code.files[name][1])
-            return int(one.frames.hear()["brought"])
+            return int(one.hear()["brought"])
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
         """It is removed again when these hosts are closed."""
@@ -130,7 +130,7 @@ class SshHosts:
         with session(self._ssh(device), "put", files=rows) as one:
             for (path, _), size in zip(pairs, sizes, strict=True):
                 one.send_file(path, size)
-            one.frames.hear()
+            one.hear()
 
     def leave(self, source: Path, destination: Path) -> None:
         """Brings a file to all devices that stays there."""
@@ -139,7 +139,7 @@ class SshHosts:
     def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         with session(self._ssh(device), "fetch", path=str(source)) as one:
             one.receive_file(destination)
-            one.frames.hear()
+            one.hear()
 
     # ---- the rest of the interface ----------------------------------------------------------
 
@@ -256,7 +256,7 @@ def connected(
 ) -> Iterator[tuple[list[Connection | None], list[Facts | HostError]]]:
     """Connections to all devices that can be reached, and what each says of itself."""
     require_ssh()
-    config = str(folder / cluster.ssh_config) if cluster.ssh_config else ""
+    config = str(folder / Path(cluster.ssh_config).expanduser()) if cluster.ssh_config else ""
     sockets = Path(tempfile.mkdtemp(prefix="tz-ssh-"))
     connections: list[Connection] = []
     try:

@@ -42,15 +42,15 @@ def veiled(devices: Sequence[Ssh], facts: Sequence[Facts], lost_after_s: float) 
             )
             for ssh, at in zip(devices, addresses, strict=True)
         ]
-        told = [one.frames.hear() for one in sessions]
+        told = [one.hear() for one in sessions]
         rows = [
             {"key": row["key"], "port": row["port"], "host": host, "address": address}
             for row, host, address in zip(told, hosts, addresses, strict=True)
         ]
         for number, one in enumerate(sessions):
-            one.frames.tell([row for other, row in enumerate(rows) if other != number])
+            one.tell([row for other, row in enumerate(rows) if other != number])
         for one in sessions:
-            one.frames.hear()
+            one.hear()
         ended = threading.Event()
         cleanup.callback(ended.set)
         beat = threading.Thread(target=_beat, args=(sessions, ended, lost_after_s / 4), daemon=True)

@@ -34,7 +34,7 @@ class LiveDevice:
     peak_bytes: float = 0.0
     resident_bytes: float = 0.0
     temperature_c: float | None = None
-    throttled: bool | None = None
+    throttled: bool = False
     state: str = ""
     _call: int = 0
     _began_s: float = 0.0
@@ -69,7 +69,9 @@ class LiveDevice:
 
     def feel(self, vitals: dict[str, Any]) -> None:
         """One more line of its vitals."""
-        self.temperature_c, self.throttled = vitals["temperature_c"], vitals["throttled"]
+        warm = vitals["temperature_c"]
+        self.temperature_c = None if warm is None else float(warm)
+        self.throttled = bool(vitals["throttled"])
         self.resident_bytes = float(vitals["resident_bytes"])
 
 

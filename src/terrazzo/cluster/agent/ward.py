@@ -53,10 +53,12 @@ class Ward:
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self._secrets = Secrets(request["secrets"])
         environment = {**os.environ, **request["environment"], **self._secrets.paths}
+        directory = Path(request["directory"]).expanduser()
+        directory.mkdir(parents=True, exist_ok=True)  # one without files was not brought
         leash = [sys.executable, "-I", "-S", "-c", request["leash"], str(os.getpid())]
         self._process = subprocess.Popen(
             [*leash, *request["command"]],
-            cwd=Path(request["directory"]).expanduser(),
+            cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
