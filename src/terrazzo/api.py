@@ -24,6 +24,7 @@ from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
+from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
@@ -163,7 +164,8 @@ def parallelize(
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
     planner = Planner(links, wishes, plan=plan if links.later is None else None, profile=profile)
-    short = memory is not None or objective == "memory" or passes > 0
+    small = ceiling_bytes() < SMALL_BYTES
+    short = small or memory is not None or objective == "memory" or passes > 0
     lean = short or (plan is not None and any(group.passes for group in plan.groups))
     net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every, lean=lean)
     if links.later is None:  # those who are here already have the graph

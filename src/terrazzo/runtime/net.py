@@ -27,6 +27,7 @@ from terrazzo.records import Graph, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
+from terrazzo.runtime.allocator import trim
 from terrazzo.runtime.call import Ready
 from terrazzo.runtime.change import change_plan, keep_pace, tell_pace
 from terrazzo.runtime.cut import Home
@@ -279,6 +280,7 @@ class Net(nn.Module):
         if self._weights.homes is None:
             self._weights.cut(self._weights.wanted(program))
         machine = Machine(program, self._links)
+        trim()  # what exporting used and whole weights that were cut lie idle
         return Ready(exported, machine, tree_out, self._state(exported), changing)
 
     def _lowered(self, graph: Graph, plan: Plan, *, anew: bool = False) -> Program:
