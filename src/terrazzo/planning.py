@@ -125,6 +125,27 @@ class Planner:
         except (PlanError, UsageError):
             return None  # on all devices: what there is goes on
 
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Plans anew for other devices: the numbers before of those that are left.
+
+        What was said of layouts by number does not fit them any more, and is left open.
+        """
+        wishes, old = self.wishes, self._given
+        places = [place for place in kept if place is not None]
+        memory, passes = wishes.memory_bytes, wishes.passes
+        if isinstance(memory, tuple):
+            least = min(memory)
+            memory = tuple(least if place is None else memory[place] for place in kept)
+        if old is not None and memory is None:
+            passes = max(passes, *(group.passes for group in old.groups))
+        layout = wishes.layout if wishes.layout in ("samples", "whole") else "auto"
+        self.wishes = replace(wishes, layout=layout, memory=memory, passes=passes)
+        if isinstance(self.profile, Profile) and len(places) == len(kept):
+            self.profile = self.profile.of(places)
+        else:
+            self.profile = None
+        self._given = self._first = self._foreseen = None
+
     @property
     def foreseen(self) -> Foreseen | None:
         """What was predicted of the first plan, or of the one that was adopted last."""

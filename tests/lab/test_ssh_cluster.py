@@ -8,13 +8,11 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from emulated import described
 from sshd import SshDevices, missing, ssh_devices
-from waiting import wait_until
 
 from terrazzo.cli.main import main
 from terrazzo.lab import LabHosts
@@ -26,7 +24,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(missing()), reason=f"SSH hosts were NOT tested: {missing()}"),
 ]
-until = partial(wait_until, limit_s=60.0)
 
 
 @pytest.fixture(scope="module")

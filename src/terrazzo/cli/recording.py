@@ -22,6 +22,7 @@ def launch_recorded(
     typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
+    survive: bool = False,
     output: Callable[[int, str], None] | None = None,
     board: bool = False,
 ) -> LaunchResult:
@@ -37,7 +38,15 @@ def launch_recorded(
     try:
         with ExitStack() as cleanup:
             sink = cleanup.enter_context(Board(_names(hosts), folder.path)) if board else None
-            result = launch(command, hosts, env=given, grace_s=grace_s, output=output, sink=sink)
+            result = launch(
+                command,
+                hosts,
+                env=given,
+                grace_s=grace_s,
+                survive=survive,
+                output=output,
+                sink=sink,
+            )
     except KeyboardInterrupt:
         folder.write(run.end(INTERRUPTED))
         raise

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 OWN = (
-    "--on", "--grace", "--run-dir", "--no-record", "--presets", "--unshaped", "--no-verify",
-    "--slow-storage",
+    "--on", "--grace", "--no-recovery", "--run-dir", "--no-record", "--presets", "--unshaped",
+    "--no-verify", "--slow-storage",
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -43,8 +43,9 @@ examples:
 Options of terrazzo run stand before the script; what follows the script is the script's own, but
 for an --on right after it where there is none before. Each process gets torchrun's environment
 variables; terrazzo.init() reads them. What the devices do is recorded in a new folder under runs/,
-unless --no-record says otherwise. Ctrl-C ends all devices. The exit status is that of the first
-device that failed (128 + n for signal n), or 0.
+unless --no-record says otherwise. A device that is lost (power, network, killed) does not end the
+run: the others go on. Ctrl-C ends all devices. The exit status is that of the first device that
+failed (128 + n for signal n), or 0.
 """
 
 
@@ -65,6 +66,11 @@ def add_to(commands: Commands) -> None:
         default=10.0,
         metavar="SECONDS",
         help="how long the others may go on after one device failed (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--no-recovery",
+        action="store_true",
+        help="end the run when a device is lost, instead of going on without it",
     )
     recording = parser.add_mutually_exclusive_group()
     recording.add_argument(
@@ -92,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(hosts, SshHosts):
             command[1] = bring_code(hosts, Path(options.script))
         if options.no_record:
-            result = launch(command, hosts, grace_s=options.grace)
+            survive = not options.no_recovery and len(hosts.names) > 1
+            result = launch(command, hosts, grace_s=options.grace, survive=survive)
         else:
             result = _recorded(command, hosts, options)
     if result.failure:
@@ -144,7 +151,13 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
         hosts.note_run(folder.path)
     try:
         result = launch_recorded(
-            command, hosts, folder=folder, name=name, grace_s=options.grace, board=True
+            command,
+            hosts,
+            folder=folder,
+            name=name,
+            grace_s=options.grace,
+            survive=not options.no_recovery and len(hosts.names) > 1,
+            board=True,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

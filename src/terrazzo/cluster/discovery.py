@@ -14,7 +14,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -134,11 +134,6 @@ class Announcer:
                 self._socket.sendto(reply, asker)
                 return str(asker[0])
         return ""
-
-    def serve(self, goes_on: Callable[[], bool], *, tick_s: float = 0.5) -> None:
-        while goes_on():
-            if select.select([self], [], [], tick_s)[0]:
-                self.answer()
 
     def close(self) -> None:
         self._socket.close()
