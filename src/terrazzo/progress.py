@@ -7,17 +7,22 @@ receives everything that is registered here, and goes on with them at the next b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import Feed
+from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.net import Net
+from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import pack, unpack
 from terrazzo.runtime.recovery import Recovery, give_tensors, take_tensors
+from terrazzo.runtime.scribe import Scribe
 
 
 class Run:
@@ -38,9 +43,21 @@ class Run:
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
         reader: int = 0,
+        checkpoints: str | Path | None = None,
+        every: int = 100,
+        copies: int = 2,
         **named: Any,
     ) -> None:
+        """``checkpoints`` is a folder of each device: every so many steps of ``feed`` that many
+        devices, the first ones, write one into theirs.
+        """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        if every < 1 or copies < 1:
+            raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
+        self.every, self.copies = every, copies
+        self.scribe = None if checkpoints is None else Scribe(Shelf(Path(checkpoints)))
+        self.steps = 0
+        """Batches that were used up."""
         self.parts: dict[str, Any] = {}
         for number, part in enumerate(parts):
             self._register(f"{number} {type(part).__name__}", part)
@@ -76,7 +93,8 @@ class Run:
     def feed(self) -> Iterator[Any]:
         """The batches of this epoch that are left, as ``tz.feed`` gives them."""
         links = self.net.links
-        if links.devices == 1 and links.recovery is None and self._begun is None:
+        plainly = links.devices == 1 and links.recovery is None and self.scribe is None
+        if plainly and self._begun is None:
             if self.loader is None:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
             yield from self.loader
@@ -86,7 +104,11 @@ class Run:
             feed.go_on_from(self._begun)
             self._begun = None
         self._feed = feed
-        yield from feed
+        for batch in feed:
+            yield batch
+            self.steps += 1
+            if self.scribe is not None and self.steps % self.every == 0:
+                self.save()
         self.reader = feed.reader
         self._feed = None
 
@@ -97,10 +119,11 @@ class Run:
         net = self.net
         return {
             "net": net.state_dict(),
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "parts": {name: self._state_of(part) for name, part in self.parts.items()},
             "calls": net.calls,
             "commits": net.commits,
             "seed": net.seed,
+            "steps": self.steps,
             "epoch": self.epoch,
             "data": None if self._feed is None else self._feed.where(),
         }
@@ -116,9 +139,51 @@ class Run:
         net = self.net
         net.load_state_dict(state["net"])
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
+            if isinstance(part, Optimizer):
+                load_whole(part, state["parts"][name])
+            else:
+                part.load_state_dict(state["parts"][name])
         net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
-        self.epoch, self._begun = state["epoch"], state["data"]
+        self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
+
+    def _state_of(self, part: Any) -> Any:
+        if isinstance(part, Optimizer):
+            return whole_state(part, self.net.links)
+        return part.state_dict()
+
+    # ---- checkpoints -----------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint beside the training; all devices call it between two steps."""
+        if self.scribe is None:
+            raise UsageError("tz.Run was not told where to: give it checkpoints=")
+        state = self.state_dict()
+        if self.net.links.device < self.copies:
+            self.scribe.write(self.steps, state.pop("net"), state)
+
+    def resume(self) -> int:
+        """Goes on from the latest checkpoint that any device has; gives its steps, 0 for none.
+
+        All devices call it before ``epochs``; there may be more or fewer of them than before.
+        """
+        if self.scribe is None:
+            raise UsageError("tz.Run was not told where from: give it checkpoints=")
+        links, found = self.net.links, self.scribe.shelf.latest()
+        own = -1.0 if found is None else float(found.step)
+        steps = links.gather(torch.tensor([own], dtype=torch.float64), counted=False).flatten()
+        if float(steps.max()) < 0:
+            return 0
+        source = int(steps.argmax())
+        if links.device == source:
+            assert found is not None
+            tensors: list[torch.Tensor] = []
+            packed = pack([dict(found.model), found.rest], tensors, name="the run")
+            give_tensors(links, tensors, source, packed)
+        else:
+            tensors, packed = take_tensors(links, source)
+        model, rest = unpack(packed, tensors)
+        self.load_state_dict({**rest, "net": model})
+        return self.steps
 
     # ---- those who come later ------------------------------------------------------------
 

@@ -109,6 +109,13 @@ class Shelf:
                 "free some space, or name another folder"
             ) from error
 
+    def latest(self) -> Checkpoint | None:
+        """The latest that can be read, if there is any."""
+        try:
+            return self.load() if self.steps else None
+        except RunError:
+            return None
+
     def load(self, step: int | None = None) -> Checkpoint:
         """The latest that can be read, or the one of a step."""
         wanted = self.steps[::-1] if step is None else [step]
