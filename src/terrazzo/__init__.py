@@ -9,12 +9,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from terrazzo.api import agree, check, feed, init, parallelize, plan
     from terrazzo.journal import log
+    from terrazzo.progress import Run
     from terrazzo.records import CheckReport, Layout, Plan
 
 __all__ = [
     "CheckReport",
     "Layout",
     "Plan",
+    "Run",
     "__version__",
     "agree",
     "check",
@@ -36,6 +38,8 @@ def __getattr__(name: str) -> Any:
         from terrazzo import records as module
     elif name == "log":
         from terrazzo import journal as module  # type: ignore[no-redef]
+    elif name == "Run":
+        from terrazzo import progress as module  # type: ignore[no-redef]
     else:
         from terrazzo import api as module  # type: ignore[no-redef]
     return getattr(module, name)

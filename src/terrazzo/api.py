@@ -24,9 +24,13 @@ from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
+from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
+from terrazzo.runtime.credentials import Credentials
+from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
+from terrazzo.runtime.recovery import watch
 from terrazzo.runtime.start import join
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -34,19 +38,36 @@ __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 TIMEOUT_S = 300.0
 RUN_FOLDER = "TERRAZZO_RUN"
 """The variable that names the folder in which a run is recorded; unset: it is not."""
+RECOVER = "TERRAZZO_RECOVER"
+"""The variable that says whether the starter lets the others go on when a device is lost."""
+MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
+"""The file in which the devices of a run write down where they are, for those who come later; and
+the variable that is 1 for such a one."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
 
 
-def init(*, timeout_s: float = TIMEOUT_S) -> int:
+def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
     """Joins the other devices, from the environment that ``terrazzo run`` or torchrun sets.
 
     Gives this device's number. Alone, it does nothing and gives 0. ``timeout_s`` bounds every
-    wait for another device.
+    wait for another device. With ``recover`` the loss of a device is survived (docs/recovery.md);
+    left open, it is where ``terrazzo run`` has started the devices.
     """
-    join(os.environ, timeout_s=timeout_s)
-    links = connect()
+    members, credentials = os.environ.get(MEMBERS), Credentials.read(os.environ)
+    if members and os.environ.get(JOIN) == "1":
+        links = connect()
+        links.later = links.later or Later.read(
+            Path(members), timeout_s=timeout_s, credentials=credentials
+        )
+    else:
+        join(os.environ, timeout_s=timeout_s)
+        links = connect()
+        if os.environ.get(RECOVER) == "1" if recover is None else recover:
+            watch(links, credentials=credentials)
+            if members:
+                tell_where(links, Path(members))
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
         links.recorder = Recorder(Path(folder), links.device)
@@ -142,11 +163,15 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
-    planner = Planner(links, wishes, plan=plan, profile=profile)
-    short = memory is not None or objective == "memory" or passes > 0
+    planner = Planner(links, wishes, plan=plan if links.later is None else None, profile=profile)
+    small = ceiling_bytes() < SMALL_BYTES
+    short = small or memory is not None or objective == "memory" or passes > 0
     lean = short or (plan is not None and any(group.passes for group in plan.groups))
     net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every, lean=lean)
-    net.prepare(_checked(example))
+    if links.later is None:  # those who are here already have the graph
+        net.prepare(_checked(example))
+    else:
+        net.expect(_checked(example))
     return net
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL
+from terrazzo.measure.key import MODEL, PLACE
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
@@ -33,8 +33,10 @@ WORTH = 0.05
 """The part of a step's time that a new plan must save."""
 
 
-def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) -> Profile | None:
-    """The newest profile of this model on so many devices, measured with this torch."""
+def kept_profile(
+    graph: Graph, devices: int, *, environment: Mapping[str, str], place: str = ""
+) -> Profile | None:
+    """The newest profile of this model on so many devices: with this torch, or of that place."""
     folder, torch = ProfileStore.usual(environment).folder, Machine.here().torch
     found = []
     for path in folder.glob("*.json") if folder.is_dir() else ():
@@ -42,8 +44,8 @@ def kept_profile(graph: Graph, devices: int, *, environment: Mapping[str, str]) 
             profile = Profile.load(path)
         except UsageError:
             continue  # of another version: measuring again replaces it
-        same = (profile.key.get(MODEL), profile.key.get("torch")) == (graph.digest, torch)
-        if same and len(profile.devices) == devices:
+        which = profile.key.get(PLACE) == place if place else profile.key.get("torch") == torch
+        if which and profile.key.get(MODEL) == graph.digest and len(profile.devices) == devices:
             found.append(profile)
     return max(found, key=lambda profile: profile.measured_s, default=None)
 
@@ -122,6 +124,27 @@ class Planner:
             return self._shipped(self._first[0], slowness)
         except (PlanError, UsageError):
             return None  # on all devices: what there is goes on
+
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Plans anew for other devices: the numbers before of those that are left.
+
+        What was said of layouts by number does not fit them any more, and is left open.
+        """
+        wishes, old = self.wishes, self._given
+        places = [place for place in kept if place is not None]
+        memory, passes = wishes.memory_bytes, wishes.passes
+        if isinstance(memory, tuple):
+            least = min(memory)
+            memory = tuple(least if place is None else memory[place] for place in kept)
+        if old is not None and memory is None:
+            passes = max(passes, *(group.passes for group in old.groups))
+        layout = wishes.layout if wishes.layout in ("samples", "whole") else "auto"
+        self.wishes = replace(wishes, layout=layout, memory=memory, passes=passes)
+        if isinstance(self.profile, Profile) and len(places) == len(kept):
+            self.profile = self.profile.of(places)
+        else:
+            self.profile = None
+        self._given = self._first = self._foreseen = None
 
     @property
     def foreseen(self) -> Foreseen | None:

@@ -57,10 +57,12 @@ def fates(
     timeout_s: float = 30,
     without: Sequence[int] = (),
     ignoring: Sequence[int] = (),
+    joining: Path | None = None,
 ) -> list[Fate]:
     """Runs ``function`` on fresh devices and tells how each ended.
 
     ``timeout_s`` is the devices' own; ``without`` are never started, ``ignoring`` not waited for.
+    With ``joining``, a file, one more device comes when the others are there, and is told last.
     """
     context = forking()
     with socket.socket() as probe:
@@ -68,13 +70,8 @@ def fates(
         port = probe.getsockname()[1]
     call = (function.__code__.co_filename, function.__qualname__, args)
     pipes, processes = {}, []
-    for device in range(devices):
-        if device in without:
-            continue
-        environment = {
-            "RANK": str(device), "WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
-        }  # fmt: skip
+
+    def start(device: int, environment: dict[str, str]) -> None:
         ours, theirs = context.Pipe()
         given = (theirs, environment, timeout_s, call, exports_folder())
         process = context.Process(target=_live, args=given, daemon=True)
@@ -82,6 +79,19 @@ def fates(
         theirs.close()
         pipes[device] = ours
         processes.append(process)
+
+    later = {} if joining is None else {"TERRAZZO_MEMBERS": str(joining), "TERRAZZO_RECOVER": "1"}
+    for device in range(devices):
+        if device not in without:
+            environment = {
+                "RANK": str(device), "WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **later,
+            }  # fmt: skip
+            start(device, environment)
+    if joining is not None:
+        _wait_for(joining)
+        start(devices, {**later, "TERRAZZO_JOIN": "1", "GLOO_SOCKET_IFNAME": "lo"})
+        devices += 1
     try:
         deadline = time.monotonic() + 120
         waited = [device for device in range(devices) if device in pipes]
@@ -94,6 +104,12 @@ def fates(
             process.kill()
         for process in processes:
             process.join(10)
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 40
+    while not (path.exists() and path.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _fate(pipe: Connection, deadline: float) -> Fate:

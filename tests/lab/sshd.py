@@ -62,22 +62,30 @@ class SshDevices:
     def home(self, device: int) -> Path:
         return self.folder / f"home-{device}"
 
-    def start(self, device: int) -> None:
-        """A server of the device's own, in its network, its limits and its name."""
+    def start(self, device: int, accounts: Path | None = None) -> None:
+        """A server of the device's own, in its network, its limits and its name.
+
+        ``accounts`` is a folder with files that it alone finds in /etc; beside it lie the keys that
+        are accepted.
+        """
+        keys = (accounts.parent if accounts else self.folder) / "authorized_keys"
         config = self.folder / f"sshd-{device}.conf"
         config.write_text(
             f"Port {PORT}\nListenAddress {self.hosts.address(device)}\n"
             f"HostKey {self.folder / f'host-{device}'}\nPidFile none\nUsePAM no\n"
-            f"AuthorizedKeysFile {self.folder / 'authorized_keys'}\nStrictModes no\n"
+            f"AuthorizedKeysFile {keys}\nStrictModes no\n"
             f"PasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups 64\n"
-            f"SetEnv HOME={self.home(device)} PYTHONDONTWRITEBYTECODE=1\n"
+            + ("" if accounts else f"SetEnv HOME={self.home(device)} PYTHONDONTWRITEBYTECODE=1\n")
         )
         inside = [sys.executable, "-I", "-S", str(ENTER), *self.hosts.place(device), "--"]
+        command = [SSHD, "-D", "-e", "-f", str(config)]
+        if accounts is not None:
+            binds = [f"mount --bind {path} /etc/{path.name}" for path in accounts.iterdir()]
+            script = " && ".join([*binds, f"exec {' '.join(command)}"])
+            command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", script]
         log = (self.folder / f"sshd-{device}.log").open("wb")
         with log:
-            self.servers[device] = subprocess.Popen(
-                [*inside, SSHD, "-D", "-e", "-f", str(config)], stdout=log, stderr=log
-            )
+            self.servers[device] = subprocess.Popen([*inside, *command], stdout=log, stderr=log)
 
     def wait(self) -> None:
         """Until all answer."""

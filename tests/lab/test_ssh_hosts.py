@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,10 @@ from terrazzo.cli.main import main
 from terrazzo.lab import LabHosts
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(missing()), reason=f"SSH hosts were NOT tested: {missing()}"),
 ]
-until = partial(wait_until, limit_s=30.0)
+until = partial(wait_until, limit_s=60.0)
 
 WAITING = """
 import os, pathlib, time
@@ -34,6 +35,17 @@ if os.fork() == 0:  # a stray that leaves its group and its session
     (desk / f"{os.getpid()}.pid").touch()
 time.sleep(600)
 """
+
+
+SYSTEM, ORDINARY = "/usr/bin/python3", 4242
+
+
+def usable(python: str) -> bool:
+    """Whether there is a Python that users other than root can run, and new enough."""
+    code = "import sys; sys.exit(sys.version_info < (3, 10))"
+    return (
+        Path(python).exists() and not subprocess.run([python, "-c", code], check=False).returncode
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +179,7 @@ class TestEnd:
     ) -> None:
         starter, processes = self.started(devices, project)
         starter.send_signal(number)
-        _, err = starter.communicate(timeout=30)
+        _, err = starter.communicate(timeout=60)
         assert until(lambda: not any(map(is_running, processes)))
         if number == signal.SIGINT:
             assert starter.returncode == 130
@@ -199,6 +211,71 @@ class TestEnd:
         )  # fmt: skip
         assert until(lambda: len(list(desk.glob("*.pid"))) == 4), starter.poll()
         return starter, [int(path.stem) for path in desk.glob("*.pid")]
+
+
+class TestOrdinaryUser:
+    """Without root on the devices, and with one home for all of them."""
+
+    @pytest.fixture
+    def home(self, devices: SshDevices, project: Path) -> Iterator[Path]:
+        """Accounts with one more user, which only the servers of these devices see."""
+        place = Path(tempfile.mkdtemp(prefix="terrazzo-user-"))
+        place.chmod(0o755)  # tests' own folders are closed to others
+        accounts, home = place / "accounts", place / "home"
+        accounts.mkdir()
+        home.mkdir()
+        os.chown(home, ORDINARY, ORDINARY)
+        shutil.copy(devices.folder / "authorized_keys", place)
+        more = {
+            "passwd": f"ordinary:x:{ORDINARY}:{ORDINARY}::{home}:/bin/sh\n",
+            "group": f"ordinary:x:{ORDINARY}:\n",
+            "shadow": "ordinary:*:19000:0:99999:7:::\n",
+        }
+        for name, line in more.items():
+            path = accounts / name
+            path.touch(mode=0o600)
+            path.write_text(Path("/etc", name).read_text() + line)
+            path.chmod(0o600 if name == "shadow" else 0o644)
+        config = devices.folder / "config"
+        kept = config.read_text()
+        config.write_text(kept.replace("User root", "User ordinary"))
+        try:
+            for device in range(2):
+                devices.stop(device)
+                devices.start(device, accounts)
+            devices.wait()
+            yield home
+        finally:
+            config.write_text(kept)
+            for device in range(2):
+                devices.stop(device)
+                devices.start(device)
+            devices.wait()
+            shutil.rmtree(place)
+
+    @pytest.mark.skipif(not usable(SYSTEM), reason="an ordinary user was NOT tested: no python3")
+    def test_a_script_runs_and_encryption_is_refused(
+        self, devices: SshDevices, project: Path, home: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("torch", "numpy", "rich", "safetensors"):
+            info = home / "packages" / f"{name}-3.0.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text(f"Name: {name}\nVersion: 3.0\n")
+        python = home / "python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={home}/packages exec {SYSTEM} "$@"\n')
+        python.chmod(0o755)
+        (project / "train.py").write_text(
+            "import os; at = os.environ['TERRAZZO_CREDENTIALS']\n"
+            "print(os.getuid(), oct(os.stat(at).st_mode & 0o777), 'KEY' in open(at).read())"
+        )
+        own = [f'python = "{python}"']
+        cluster = devices.cluster(roomy_0=own, roomy_1=own)
+        assert main(["run", "--on", str(cluster), "--no-record", "train.py"]) == 0
+        out = capfd.readouterr().out.splitlines()
+        assert sorted(out) == [f"roomy-{n} | {ORDINARY} 0o600 True" for n in range(2)]
+        cluster = devices.cluster(top=["encrypt = true"], roomy_0=own, roomy_1=own)
+        if shutil.which("sudo") is None and shutil.which("wg"):
+            assert "roomy-0 has neither root nor sudo" in refused(capfd, cluster)
 
 
 class TestRefused:

@@ -176,7 +176,7 @@ class TestRun:
         assert "no script gone.py" in refused(capsys, "run", "--on", "2", "gone.py")
 
     def test_places_of_later_versions(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "give 4 (local" in refused(capsys, "run", "--on", "cluster.toml", "train.py")
+        assert "no file cluster.toml" in refused(capsys, "run", "--on", "cluster.toml", "train.py")
 
     def test_negative_grace(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = refused(capsys, "run", "--on", "2", "--grace", "-1", __file__)

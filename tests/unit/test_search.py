@@ -15,11 +15,12 @@ from torch import nn
 from terrazzo.errors import PlanError
 from terrazzo.graph.export import export
 from terrazzo.planner import plan_graph
+from terrazzo.planner.borders import ends
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title
 from terrazzo.planner.layouts import alone, candidates, shares
 from terrazzo.planner.prices import Prices
-from terrazzo.planner.search import Found, Walk, ends, search, tidy
+from terrazzo.planner.search import Found, Walk, search, tidy
 from terrazzo.planner.stretch import Ground, price
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.records.profile import Profile

@@ -6,15 +6,20 @@ import argparse
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from terrazzo.cli.place import Place, add_lab_flags, say
+from terrazzo.cli.discovery import add_discovery
+from terrazzo.cli.inspect import add_check
+from terrazzo.cli.place import Place, add_lab_flags, cluster_place, say
+from terrazzo.cli.setup import add_setup
 from terrazzo.cli.verb import add_verb
 from terrazzo.cluster import Hosts
+from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import is_root
 from terrazzo.lab.measuring import measure
@@ -33,10 +38,16 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 BUDGET_S = 25.0
+KEPT_THERE = Path("~/.cache/terrazzo/profiles")
+"""Where devices look for what was measured, when they plan."""
 LEAST_BUDGET_S = 0.5
 
 EXAMPLES = """\
 examples:
+  terrazzo cluster discover --write cluster.toml
+      devices on this network that run terrazzo cluster announce
+  terrazzo cluster check --on cluster.toml
+      are they ready, and what is to be fixed?
   terrazzo cluster profile net.py:build --input 8x3x224x224
       this machine alone, as one device
   terrazzo cluster profile net.py:build --input 1x3x416x416 --on 4
@@ -63,8 +74,8 @@ measured: the profile of a recorded run is corrected by how long its devices com
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "cluster",
-        help="measure devices and the links between them",
-        description="Measure devices and the links between them.",
+        help="real devices: find, pair, check, measure",
+        description="Find devices, see whether they are ready, measure them and their links.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,7 +92,7 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     measured.add_argument(
         "--on", default="1", metavar="N",
-        help="devices: 4 processes here, or 6xpi3 emulated (default: %(default)s)",
+        help="devices: 4 processes here, 6xpi3 emulated, or a cluster.toml (default: %(default)s)",
     )  # fmt: skip
     measured.add_argument("--again", action="store_true", help="measure even if nothing changed")
     measured.add_argument("--save", type=Path, metavar="FILE", help="write it here too")
@@ -96,6 +107,9 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     add_lab_flags(measured)
     measured.set_defaults(command=profile)
+    add_check(below)
+    add_setup(below)
+    add_discovery(below)
 
 
 def profile(options: argparse.Namespace) -> int:
@@ -109,10 +123,17 @@ def profile(options: argparse.Namespace) -> int:
         raise UsageError("name a MODEL and its --input SHAPE, or --show FILE for a kept profile")
     if not options.seconds >= LEAST_BUDGET_S:
         raise UsageError(f"--seconds {options.seconds:g}: give at least {LEAST_BUDGET_S:g}")
-    place = Place.read(options)
-    graph = _graph(options)
-    asked = _Asked(graph, place, str(options.on), options.seconds)
-    found = obtain(asked, ProfileStore.usual(os.environ), again=options.again)
+    place = Place.read(options, real=True)
+    asked = _Asked(_graph(options), place, str(options.on), options.seconds)
+    store = ProfileStore.usual(os.environ)
+    with ExitStack() as cleanup:
+        if place.cluster is not None:  # what its devices have installed is known only there
+            reached = cleanup.enter_context(place.open())
+            assert isinstance(reached, SshHosts)
+            asked = replace(asked, reached=reached)
+        found = obtain(asked, store, again=options.again)
+        if asked.reached is not None:
+            asked.reached.leave(store.path(found.key), KEPT_THERE / store.path(found.key).name)
     if options.save is not None:
         found.save(options.save)
         say(f"saved as {options.save}")
@@ -162,6 +183,7 @@ class _Asked:
     place: Place
     on: str
     budget_s: float
+    reached: SshHosts | None = None
 
     @property
     def is_emulated(self) -> bool:
@@ -169,6 +191,20 @@ class _Asked:
 
     @property
     def key(self) -> Mapping[str, str]:
+        if self.reached is not None:
+            facts, cluster = self.reached.facts, self.reached.cluster
+            threads = [
+                device.threads or fact.cores
+                for device, fact in zip(cluster.devices, facts, strict=True)
+            ]
+            there = repr([(fact.system, fact.python, *fact.versions.items()) for fact in facts])
+            key = profile_key(
+                self.graph,
+                place=cluster_place(cluster),
+                threads=threads,
+                emulated=f"{cluster.encrypt} {there}",
+            )
+            return {**key, "torch": facts[0].versions["torch"]}
         topology, local = self.place.topology, self.place.local
         if topology is not None and self.is_emulated:
             threads = [device.threads for device in topology.devices]
@@ -206,7 +242,10 @@ def obtain(asked: _Asked, store: ProfileStore, *, again: bool = False) -> Profil
 
 def measured(asked: _Asked, key: Mapping[str, str]) -> Profile:
     console = Console(stderr=True, highlight=False)
-    with asked.place.open() as hosts, console.status("starting the devices ...") as status:
+    if asked.reached is not None:
+        asked.reached.bring(None)
+    opened = nullcontext(asked.reached) if asked.reached is not None else asked.place.open()
+    with opened as hosts, console.status("starting the devices ...") as status:
         return measure(
             hosts, asked.graph, key=key, budget_s=asked.budget_s, tell=lambda t: status.update(t)
         )

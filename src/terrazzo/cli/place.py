@@ -110,6 +110,11 @@ def is_file(text: str) -> bool:
     return text.endswith(".toml") or ("/" in text and Path(text).is_file())
 
 
+def cluster_place(cluster: Cluster) -> str:
+    """What a profile says of devices that a file describes: which they are, wherever it lies."""
+    return "cluster " + ", ".join(f"{device.name}={device.host}" for device in cluster.devices)
+
+
 def read_topology(text: str, presets: list[Path]) -> Topology:
     """The emulated cluster that a text describes."""
     if not is_description(text):

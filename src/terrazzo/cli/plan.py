@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from terrazzo.cli.forecast import show_forecast, show_help, show_rejected
 from terrazzo.cli.model import ModelReference, add_model
-from terrazzo.cli.place import add_presets_flag, read_topology
+from terrazzo.cli.place import add_presets_flag, cluster_place, is_file, read_topology
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import LocalHosts
 from terrazzo.errors import UsageError
@@ -21,6 +21,7 @@ from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
 from terrazzo.planner.search import MEMORY, TIME, Found, Tried
 from terrazzo.records import Graph, Plan
+from terrazzo.records.cluster import Cluster
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import bytes_text, count_text
 from terrazzo.report.planview import view
@@ -119,6 +120,8 @@ def _cluster(options: argparse.Namespace) -> tuple[int, Profile | None]:
     text = str(options.on)
     if text.isascii() and text.isdigit() and int(text) > 0:
         return LocalHosts.parse(text).devices, None
+    if is_file(text):
+        return len(Cluster.load(Path(text)).devices), None
     topology = read_topology(text, options.presets)
     air = topology.air_bits_per_s
     figures = [
@@ -148,6 +151,15 @@ def _profile(
                 f"{devices}: say --on {len(found.devices)}, or measure these"
             )
         return found
+    if is_file(str(options.on)):
+        place = cluster_place(Cluster.load(Path(options.on)))
+        kept = kept_profile(graph, devices, environment=os.environ, place=place)
+        if kept is None:
+            raise UsageError(
+                f"the devices of {options.on} were not measured with this model yet: terrazzo "
+                f"cluster profile {options.model} --input {options.input[0]} --on {options.on}"
+            )
+        return kept
     kept = kept_profile(graph, devices, environment=os.environ)
     asked = str(options.on) if guess is not None else f"{devices} local"
     if kept is not None and kept.key.get(PLACE) == asked:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
-from terrazzo.cluster import Hosts, LaunchResult, launch
+from terrazzo.cluster import Hosts, LaunchResult, LocalHosts, launch
+from terrazzo.cluster.board import Board
 from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -20,21 +22,38 @@ def launch_recorded(
     typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
+    survive: bool = False,
     output: Callable[[int, str], None] | None = None,
+    board: bool = False,
 ) -> LaunchResult:
     """Launches a command with the devices' records in ``folder``.
 
-    ``typed`` is what a person types to have this again, where that is another command.
+    ``typed`` is what a person types to have this again, where that is another command. With
+    ``board`` lines are kept in the folder, and a terminal shows how devices are doing.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices)
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
     try:
-        result = launch(command, hosts, env=given, grace_s=grace_s, output=output)
+        with ExitStack() as cleanup:
+            sink = cleanup.enter_context(Board(_names(hosts), folder.path)) if board else None
+            result = launch(
+                command,
+                hosts,
+                env=given,
+                grace_s=grace_s,
+                survive=survive,
+                output=output,
+                sink=sink,
+            )
     except KeyboardInterrupt:
         folder.write(run.end(INTERRUPTED))
         raise
     failure = str(result.failure) if result.failure else ""
     folder.write(run.end(DONE if result.ok else FAILED, failure))
     return result
+
+
+def _names(hosts: Hosts | int) -> Sequence[str]:
+    return LocalHosts(hosts).names if isinstance(hosts, int) else hosts.names

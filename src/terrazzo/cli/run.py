@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 OWN = (
-    "--on", "--grace", "--run-dir", "--no-record", "--presets", "--unshaped", "--no-verify",
-    "--slow-storage",
+    "--on", "--grace", "--no-recovery", "--run-dir", "--no-record", "--presets", "--unshaped",
+    "--no-verify", "--slow-storage",
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -35,14 +35,17 @@ examples:
       after a failure give the other device 30 s to save its work
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
+  terrazzo run --on cluster.toml train.py --epochs 5
+      on real devices, over SSH: see terrazzo cluster --help and docs/clusters.md
   sudo terrazzo run --on 6xpi3 train.py
       on six emulated boards; mixed: --on 2xpi5,3xpi3; sharing the air: --on 4xpi4:wifi
 
 Options of terrazzo run stand before the script; what follows the script is the script's own, but
 for an --on right after it where there is none before. Each process gets torchrun's environment
 variables; terrazzo.init() reads them. What the devices do is recorded in a new folder under runs/,
-unless --no-record says otherwise. Ctrl-C ends all devices. The exit status is that of the first
-device that failed (128 + n for signal n), or 0.
+unless --no-record says otherwise. A device that is lost (power, network, killed) does not end the
+run: the others go on. Ctrl-C ends all devices. The exit status is that of the first device that
+failed (128 + n for signal n), or 0.
 """
 
 
@@ -54,13 +57,20 @@ def add_to(commands: Commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", metavar="N", help="devices: 4 processes here, or 6xpi3 emulated")
+    parser.add_argument(
+        "--on", metavar="N", help="devices: 4 processes here, 6xpi3 emulated, or a cluster.toml"
+    )
     parser.add_argument(
         "--grace",
         type=float,
         default=10.0,
         metavar="SECONDS",
         help="how long the others may go on after one device failed (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--no-recovery",
+        action="store_true",
+        help="end the run when a device is lost, instead of going on without it",
     )
     recording = parser.add_mutually_exclusive_group()
     recording.add_argument(
@@ -88,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(hosts, SshHosts):
             command[1] = bring_code(hosts, Path(options.script))
         if options.no_record:
-            result = launch(command, hosts, grace_s=options.grace)
+            survive = not options.no_recovery and len(hosts.names) > 1
+            result = launch(command, hosts, grace_s=options.grace, survive=survive)
         else:
             result = _recorded(command, hosts, options)
     if result.failure:
@@ -136,10 +147,18 @@ def _flag(word: str) -> str:
 def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> LaunchResult:
     name = Path(options.script).stem
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
-    if isinstance(hosts, LabHosts):
+    if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
     try:
-        result = launch_recorded(command, hosts, folder=folder, name=name, grace_s=options.grace)
+        result = launch_recorded(
+            command,
+            hosts,
+            folder=folder,
+            name=name,
+            grace_s=options.grace,
+            survive=not options.no_recovery and len(hosts.names) > 1,
+            board=True,
+        )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"
         raise KeyboardInterrupt(f"; {words}") from None

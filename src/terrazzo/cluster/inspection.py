@@ -101,6 +101,7 @@ def findings(cluster: Cluster, facts: Sequence[Facts]) -> list[Finding]:
             *_network(number, device, seen),
             *_room(number, device, seen),
             *_clock(number, device, seen),
+            *(_encryption(number, device, seen) if cluster.encrypt else ()),
         ]
         found += sorted(own, key=lambda finding: not finding.fatal)
     found += _alike(cluster, facts)
@@ -232,6 +233,26 @@ def _clock(number: int, device: ClusterDevice, seen: Facts) -> list[Finding]:
             "Run there: sudo timedatectl set-ntp true", fatal=False,
         )
     ]  # fmt: skip
+
+
+def _encryption(number: int, device: ClusterDevice, seen: Facts) -> list[Finding]:
+    """WireGuard's tools, and the right to use them."""
+    missing = [name for name in ("ip", "wg") if name not in seen.programs]
+    if missing:
+        return [
+            Finding(
+                number, f"{device.title} lacks {' and '.join(missing)}, which encrypt = true needs",
+                "Run there: sudo apt install wireguard-tools iproute2, or leave encrypt out",
+            )
+        ]  # fmt: skip
+    if not seen.is_root and "sudo" not in seen.programs:
+        return [
+            Finding(
+                number, f"{device.title} has neither root nor sudo, which encrypt = true needs",
+                "Let the user there run ip and wg by sudo without a password, or leave encrypt out",
+            )
+        ]  # fmt: skip
+    return []
 
 
 def _alike(cluster: Cluster, facts: Sequence[Facts]) -> list[Finding]:

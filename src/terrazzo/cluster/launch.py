@@ -2,6 +2,7 @@
 
     starting ──all exit 0──▶ done
         │
+        ├─one is lost (survive)──▶ the others go on
         ├─one fails──▶ the others have grace_s to say why they stop ──▶ SIGTERM ──▶ SIGKILL
         └─SIGINT, SIGTERM, SIGHUP──▶ passed on ──▶ SIGKILL; a second one: SIGKILL at once
 
@@ -28,6 +29,13 @@ from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.process import Failure, LineStream, Process
 from terrazzo.errors import LaunchError
 
+RECOVER = "TERRAZZO_RECOVER"
+"""Tells a device that the loss of another is survived; the same name as in the api."""
+LEFT_BEHIND, CUT_OFF = 75, 255
+"""Exit statuses of a device that others go on without (the same as in the runtime), and of ssh
+when it has lost the device."""
+WATCHED = "when some are lost more than half go on"
+"""What the first device says once its peers watch over each other."""
 TICK_S = 0.02
 STOP_S = 5.0  # between asking a process to end and ending it
 DRAIN_S = 2.0  # how long what a device left running may hold its output open
@@ -40,14 +48,20 @@ class LaunchResult:
 
     statuses: tuple[int, ...]
     failure: Failure | None
+    lost: tuple[int, ...] = ()
+    """Devices that the others went on without, to a good end."""
 
     @property
     def ok(self) -> bool:
-        return not any(self.statuses)
+        return not any(
+            status for device, status in enumerate(self.statuses) if device not in self.lost
+        )
 
     @property
     def exit_status(self) -> int:
         """What a shell would report: the first failure's status, 128 + n for signal n."""
+        if self.failure is None and self.ok:
+            return 0
         first = self.failure.status if self.failure else next(filter(None, self.statuses), 0)
         return first if first >= 0 else 128 - first
 
@@ -59,23 +73,30 @@ def launch(
     env: Mapping[str, str] | None = None,
     per_device_env: Sequence[Mapping[str, str]] | None = None,
     grace_s: float = 10.0,
+    survive: bool = False,
     output: Callable[[int, str], None] | None = None,
+    sink: Sink | None = None,
 ) -> LaunchResult:
     """Runs ``command`` once per device and waits until all have ended.
 
-    ``hosts`` says where; a number means that many processes of this machine.
+    ``hosts`` says where; a number means that many processes of this machine. With ``survive``
+    devices that are lost (ended by a signal, cut off) do not end the others.
 
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
-    each line of stdout and stderr; without it lines are printed under the device's name.
+    each line of stdout and stderr; without it lines are printed under the device's name, or go to
+    ``sink``.
     """
     if isinstance(hosts, int):
         hosts = LocalHosts(hosts)
     devices = len(hosts.names)
     extras: Sequence[Mapping[str, str]] = per_device_env or [{}] * devices
     _check(command, devices=devices, extras=extras)
-    sink: _Sink = _Callback(output) if output else Printer(hosts.names)
-    base = {**os.environ, **(env or {})}
+    if output is not None:
+        sink = _Callback(output)
+    elif sink is None:
+        sink = Printer(hosts.names)
+    base = {**os.environ, **(env or {}), **({RECOVER: "1"} if survive else {})}
     with ExitStack() as cleanup:
         signals = cleanup.enter_context(_Signals())
         port = cleanup.enter_context(hosts.port())
@@ -85,7 +106,8 @@ def launch(
             process = hosts.run(command, device=device, environment=environment)
             cleanup.callback(process.close)
             processes.append(process)
-        result = _Watch(processes, sink=sink, signals=signals, grace_s=grace_s).until_done()
+        watch = _Watch(processes, sink=sink, signals=signals, grace_s=grace_s, survive=survive)
+        result = watch.until_done()
     signals.deliver()
     return result
 
@@ -101,7 +123,9 @@ def _check(command: Sequence[str], *, devices: int, extras: Sequence[Mapping[str
         )
 
 
-class _Sink(Protocol):
+class Sink(Protocol):
+    """Where lines of devices go, and what the launcher itself has to say."""
+
     def line(self, device: int, text: str, *, is_error: bool = False) -> None: ...
 
     def notice(self, text: str) -> None: ...
@@ -159,11 +183,15 @@ class _Watch:
         self,
         processes: Sequence[Process],
         *,
-        sink: _Sink,
+        sink: Sink,
         signals: _Signals,
         grace_s: float,
+        survive: bool,
     ) -> None:
         self._processes = processes
+        self._survive = survive
+        self._lost: list[Process] = []
+        self._watched = False
         self._sink = sink
         self._signals = signals
         self._grace_s = grace_s
@@ -186,9 +214,13 @@ class _Watch:
                 self._carry_out_orders()
                 self._sweep()
         failed = self._first_failed
+        statuses = tuple(process.status or 0 for process in self._processes)
+        if failed is None and self._lost and all(statuses):  # nobody was left to go on
+            failed, self._lost = self._lost[0], []
         return LaunchResult(
-            statuses=tuple(process.status or 0 for process in self._processes),
+            statuses=statuses,
             failure=failed.failure() if failed else None,
+            lost=tuple(process.device for process in self._lost),
         )
 
     def _running(self) -> list[Process]:
@@ -209,6 +241,7 @@ class _Watch:
         is_error = stream is process.stderr
         for line in lines:
             if is_error:
+                self._watched = self._watched or WATCHED in line
                 process.last_lines.append(line)
                 # Stopped by hand, a device's traceback says nothing about the script.
                 if self._signals.seen and TRACEBACK.match(line):
@@ -222,6 +255,8 @@ class _Watch:
         now_s = time.monotonic()
         self._ended_s |= {process.device: now_s for process in ended}
         failed = [process for process in ended if process.status]
+        if self._survive and not self._signals.seen:
+            failed = [process for process in failed if not self._let_go(process)]
         if not failed or self._first_failed or self._signals.seen:
             return
         # Of several found at once, one ended by a signal is the cause: its peers only noticed.
@@ -232,6 +267,23 @@ class _Watch:
         ]
         failure = self._first_failed.failure()
         self._sink.notice(f"{failure.name} failed with {failure.reason}{self._wait_for_others()}")
+
+    def _let_go(self, process: Process) -> bool:
+        """Whether a device is one that others can go on without, which they find out themselves."""
+        status = process.status or 0
+        if not self._watched or (status not in (LEFT_BEHIND, CUT_OFF) and status > 0):
+            return False
+        self._lost.append(process)
+        others = len(self._running())
+        if others:
+            what = (
+                "was left behind"
+                if status == LEFT_BEHIND
+                else f"ended with {process.failure().reason}"
+            )
+            count = "the other one" if others == 1 else f"{others} others"
+            self._sink.notice(f"{process.name} {what}; {count} may go on")
+        return True
 
     def _wait_for_others(self) -> str:
         count = len(self._running())

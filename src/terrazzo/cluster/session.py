@@ -17,7 +17,17 @@ from terrazzo.cluster.ssh import Ssh, shell_word
 from terrazzo.errors import HostError
 
 AGENT = Path(__file__).with_name("agent")
-MODULES = ("frames", "look", "files", "vitals", "ward", "main")  # what imports comes after
+MODULES = (
+    "frames",
+    "look",
+    "files",
+    "calls",
+    "vitals",
+    "listening",
+    "ward",
+    "veil",
+    "main",
+)  # what imports comes after
 PACKAGE = "terrazzo.cluster.agent"
 BOOT = "import sys;exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 LOADER = """
@@ -64,15 +74,25 @@ class Session:
         self.ssh, self.process, self.frames = ssh, process, frames
 
     def begin(self, request: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(agent_text())
-        self.process.stdin.flush()
-        self.frames.find_mark()
-        self.frames.tell(request)
+        with self._named():
+            assert self.process.stdin is not None
+            self.process.stdin.write(agent_text())
+            self.process.stdin.flush()
+            self.frames.find_mark()
+            self.frames.tell(request)
+
+    def tell(self, value: Any) -> None:
+        with self._named():
+            self.frames.tell(value)
+
+    def hear(self) -> Any:
+        """Its next answer."""
+        with self._named():
+            return self.frames.hear()
 
     def send_file(self, path: Path, size: int) -> None:
         """A file as announced; what has changed since is found out by its digest there."""
-        with path.open("rb") as file:
+        with self._named(), path.open("rb") as file:
             left = size
             while left > 0:
                 body = file.read(min(CHUNK_BYTES, left)) or bytes(min(CHUNK_BYTES, left))
@@ -80,10 +100,21 @@ class Session:
                 left -= len(body)
 
     def receive_file(self, path: Path) -> None:
-        size = int(self.frames.hear()["size"])
-        receive_file(self.frames, path, size=size, mode=0o644)
+        with self._named():
+            size = int(self.frames.hear()["size"])
+            receive_file(self.frames, path, size=size, mode=0o644)
 
-    def trouble(self, error: Exception) -> HostError:
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What goes wrong with this device names this device, whoever else is being talked to."""
+        try:
+            yield
+        except Refused as error:
+            raise HostError(f"{self.ssh.device.title}: {error}") from error
+        except (EOFError, OSError, FrameError, ValueError) as error:
+            raise self._trouble(error) from error
+
+    def _trouble(self, error: Exception) -> HostError:
         """Why the agent did not answer: its last words, those of ssh, or of the login shell."""
         title = self.ssh.device.title
         with contextlib.suppress(OSError, ValueError):
@@ -116,7 +147,7 @@ class Session:
 
 @contextmanager
 def session(ssh: Ssh, verb: str, **request: Any) -> Iterator[Session]:
-    """An agent that was asked something; what goes wrong on the way names the device."""
+    """An agent that was asked something, until the block ends."""
     process = subprocess.Popen(
         agent_command(ssh), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -124,10 +155,6 @@ def session(ssh: Ssh, verb: str, **request: Any) -> Iterator[Session]:
     try:
         one.begin({"verb": verb, **request})
         yield one
-    except Refused as error:
-        raise HostError(f"{ssh.device.title}: {error}") from error
-    except (EOFError, OSError, FrameError, ValueError) as error:
-        raise one.trouble(error) from error
     finally:
         close(process)
 
@@ -135,7 +162,7 @@ def session(ssh: Ssh, verb: str, **request: Any) -> Iterator[Session]:
 def ask(ssh: Ssh, verb: str, **request: Any) -> Any:
     """One question, one answer."""
     with session(ssh, verb, **request) as one:
-        return one.frames.hear()
+        return one.hear()
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[Any, Any]:

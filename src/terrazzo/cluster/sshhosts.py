@@ -14,7 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,7 +26,9 @@ from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
 from terrazzo.cluster.session import LOST, ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
+from terrazzo.cluster.veil import Ends, veiled
 from terrazzo.errors import HostError, LaunchError
+from terrazzo.records import document
 from terrazzo.records.cluster import Cluster
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -43,6 +46,8 @@ class SshHosts:
     ) -> None:
         self.cluster, self.facts = cluster, tuple(facts)
         self._connections = tuple(connections)
+        self.ends: Ends | None = None
+        """Where devices are inside an encrypted network, if there is one."""
         self._library = [""] * len(facts)
         self._directory = ["~"] * len(facts)
         self._put: list[set[str]] = [set() for _ in facts]
@@ -52,21 +57,35 @@ class SshHosts:
 
     @classmethod
     @contextmanager
-    def open(cls, cluster: Cluster, *, folder: Path) -> Iterator[SshHosts]:
-        """All devices at once; the first that can't be used is named, and nothing is started."""
+    def open(cls, cluster: Cluster, *, folder: Path, ready: bool = True) -> Iterator[SshHosts]:
+        """All devices at once; the first that can't be used is named, and nothing is started.
+
+        Those that are not ``ready`` for a training may still be good enough for being set up.
+        """
         with connected(cluster, folder=folder) as (connections, facts):
             missing = [fact for fact in facts if isinstance(fact, HostError)]
             if missing:
                 raise one_line(missing)
             known = [fact for fact in facts if isinstance(fact, Facts)]
             wrong = [finding for finding in findings(cluster, known) if finding.fatal]
-            if wrong:
+            if wrong and ready:
                 raise one_line([HostError(str(finding)) for finding in wrong])
             hosts = cls(cluster, [c for c in connections if c is not None], known)
-            try:
+            with ExitStack() as cleanup:
+                cleanup.callback(hosts._clear)
+                if cluster.encrypt and len(known) > 1 and ready:
+                    ways = [connection.ssh for connection in hosts._connections]
+                    hosts.ends = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
                 yield hosts
-            finally:
-                hosts._clear()
+
+    def note_run(self, folder: Path) -> None:
+        """Which devices a run was on, and what they had installed: a record of the run."""
+        rows = [
+            {"address": self.address(number), **asdict(device), **asdict(self.facts[number])}
+            for number, device in enumerate(self.cluster.devices)
+        ]
+        body = {"encrypt": self.cluster.encrypt, "devices": rows}
+        document.write(folder / "cluster.json", document.dump("cluster", 1, body) + "\n")
 
     # ---- files ------------------------------------------------------------------------------
 
@@ -91,12 +110,17 @@ class SshHosts:
         files = {name: list(entry) for name, entry in code.files.items()}
         request = {"folder": folder, "files": files, "prune": prune}
         with session(self._ssh(device), "sync", **request) as one:
-            missing = one.frames.hear()["missing"]
+            missing = one.hear()["missing"]
             for name in missing:
                 one.send_file(code.root / name, code.files[name][1])
-            return int(one.frames.hear()["brought"])
+            return int(one.hear()["brought"])
 
     def copy(self, source: Path, *, device: int, destination: Path) -> None:
+        """It is removed again when these hosts are closed."""
+        self._put[device].add(str(destination))
+        self._send(source, device, destination)
+
+    def _send(self, source: Path, device: int, destination: Path) -> None:
         paths = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else []
         pairs = [(path, destination / path.relative_to(source)) for path in paths]
         if source.is_file():
@@ -106,13 +130,16 @@ class SshHosts:
         with session(self._ssh(device), "put", files=rows) as one:
             for (path, _), size in zip(pairs, sizes, strict=True):
                 one.send_file(path, size)
-            one.frames.hear()
-        self._put[device].add(str(destination))
+            one.hear()
+
+    def leave(self, source: Path, destination: Path) -> None:
+        """Brings a file to all devices that stays there."""
+        self._everywhere(lambda device: self._send(source, device, destination))
 
     def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         with session(self._ssh(device), "fetch", path=str(source)) as one:
             one.receive_file(destination)
-            one.frames.hear()
+            one.hear()
 
     # ---- the rest of the interface ----------------------------------------------------------
 
@@ -121,7 +148,14 @@ class SshHosts:
         return self.cluster.names
 
     def address(self, device: int) -> str:
+        if self.ends is not None:
+            return self.ends.addresses[device]
         return self.facts[device].address(self.cluster.devices[device])
+
+    def interface(self, device: int) -> str:
+        if self.ends is not None:
+            return self.ends.interfaces[device]
+        return self.facts[device].interface(self.cluster.devices[device])
 
     def port(self) -> AbstractContextManager[int]:
         """Free when it was asked for: devices start a moment later, on a machine of their own."""
@@ -142,7 +176,7 @@ class SshHosts:
             "OMP_NUM_THREADS": str(wanted.threads or fact.cores),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": self._library[device],
-            "GLOO_SOCKET_IFNAME": fact.interface(wanted),
+            "GLOO_SOCKET_IFNAME": self.interface(device),
             **self.cluster.environment,
             **given,
         }
@@ -192,8 +226,14 @@ class SshHosts:
         return str(base / "runs" / self._run_folder.name)
 
     def _everywhere(self, work: Callable[[int], T]) -> list[T]:
+        """On all devices at once; when one fails, or by Ctrl-C, the others are not waited for."""
         with ThreadPoolExecutor(max_workers=len(self.names)) as pool:
-            return list(pool.map(work, range(len(self.names))))
+            try:
+                return list(pool.map(work, range(len(self.names))))
+            except BaseException:
+                for connection in self._connections:
+                    connection.close()
+                raise
 
     def _clear(self) -> None:
         """Removes what was put on devices, and records that were collected whole."""
@@ -216,7 +256,7 @@ def connected(
 ) -> Iterator[tuple[list[Connection | None], list[Facts | HostError]]]:
     """Connections to all devices that can be reached, and what each says of itself."""
     require_ssh()
-    config = str(folder / cluster.ssh_config) if cluster.ssh_config else ""
+    config = str(folder / Path(cluster.ssh_config).expanduser()) if cluster.ssh_config else ""
     sockets = Path(tempfile.mkdtemp(prefix="tz-ssh-"))
     connections: list[Connection] = []
     try:

@@ -1,25 +1,31 @@
 """One device reads; each gets its box of the input, and all get the targets.
 
-Tensors keep their dtype on the wire: uint8 pictures travel as uint8.
+Tensors keep their dtype on the wire: uint8 pictures travel as uint8. Where the loss of a device is
+survived, the device that reads keeps a batch until it is used up; when it is lost itself, another
+that has the loader reads on from the same place.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from terrazzo.errors import ModelError, RunError, UsageError
+from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
+from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
+from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.geometry import Box
+from terrazzo.members.control import Interrupted
 from terrazzo.runtime.agreement import FEED, NOTHING, Note, compare
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.recovery import Give, give_tensors, perform, take_tensors
 
 
 def feed(
@@ -28,145 +34,246 @@ def feed(
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
-    others arrive whole. Other devices may pass None for the loader.
+    others arrive whole. Other devices may pass None for the loader; one that has it too can take
+    over when the reader is lost.
     """
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise UsageError(
             "the loader has a DistributedSampler, so every device would train on other samples. "
             "tz.feed reads on one device and spreads each batch: use a plain sampler."
         )
-    if net.links.devices == 1:
+    if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
         yield from loader
         return
-    if net.links.device == reader:
-        if loader is None:
+    yield from Feed(loader, net, inputs=inputs, reader=reader)
+
+
+class Fed(NamedTuple):
+    """A batch as one device has it: None at the end of the data."""
+
+    header: dict[str, Any]
+    wholes: list[Tensor]
+    batch: Any
+
+
+class Feed:
+    """One way through a loader."""
+
+    def __init__(
+        self,
+        loader: Iterable[Any] | None,
+        net: Net,
+        *,
+        inputs: int,
+        reader: int,
+        admits: bool = False,
+    ) -> None:
+        """``admits``: devices that come later may join before the next batch."""
+        self.loader, self.net, self.inputs = loader, net, inputs
+        self.admits = admits
+        self.links = net.links
+        self.reader = reader
+        """By the number that it started with."""
+        self.position = 0
+        """How many batches all devices have."""
+        self._batches: Iterator[Any] | None = None
+        self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
+        self._chance: dict[str, Any] | None = None
+        self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
+        if self.links.members[self.links.device] == reader and loader is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
-        yield from _read(loader, net, inputs)
-    else:
-        yield from _receive(net, inputs, reader)
 
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            fed: Fed = perform(self.links, self._next, take=self._take, give=self._give)
+            self._read = None
+            if "end" in fed.header:
+                return
+            self.position += 1
+            yield fed.batch
 
-def _meet(net: Net, reader: int) -> None:
-    net.links.where = "waiting for the next batch"
-    subject = f"{reader:012x}"
-    note = Note(FEED, 0, subject, NOTHING)
-    compare(net.links, note, explain=f"waiting for a batch from device {reader}")
+    @property
+    def place(self) -> int:
+        """The number of the reader among those who are here."""
+        return self.links.members.index(self.reader)
 
+    def where(self) -> dict[str, Any]:
+        """How far this way through the data is, for going on elsewhere."""
+        return {"position": self.position, "reader": self.reader, "chance": self._chance}
 
-def _read(loader: Iterable[Any], net: Net, inputs: int) -> Iterator[Any]:
-    links, reader = net.links, net.links.device
-    batches: Iterator[Any] | None = None
-    while True:
+    def go_on_from(self, where: Mapping[str, Any]) -> None:
+        self.position, self.reader = where["position"], where["reader"]
+        self._chance = where["chance"]
+        if self.links.members[self.links.device] == self.reader:
+            self._catch_up()
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def find_reader(self) -> None:
+        """Where the one that read is lost, another takes over; all devices ask at once."""
+        if self.reader in self.links.members:
+            return
+        able = self.links.gather(torch.tensor([float(self.loader is not None)]), counted=False)
+        places = [place for place, flag in enumerate(able.flatten().tolist()) if flag]
+        if not places:
+            raise PeerLost(
+                f"device {self.reader}, which read the data, is gone, and no other device has a "
+                "loader: give all devices theirs, tz.feed(loader, net), to go on after its loss"
+            )
+        self.reader = self.links.members[places[0]]
+        if self.links.device == places[0]:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Reads up to where the one before was; batches still in use are kept."""
+        assert self.loader is not None
+        if self._chance is not None:
+            draw_as(self._chance, self.loader)
+        self._batches, self._read = iter(self.loader), None
+        for number in range(self.position):
+            batch = next(self._batches, None)
+            used = self._live.get(number)
+            if used is not None:
+                used.tensors = describe(batch)[1][: self.inputs]
+        used = self._live.get(self.position)  # given to some before the reader was lost
+        if used is not None:
+            self._read = (*describe(batch := next(self._batches, None)), batch)
+            used.tensors = self._read[1][: self.inputs]
+
+    def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
+        """The next batch; the same again until all have it."""
+        if self._read is None:
+            assert self.loader is not None
+            if self._batches is None:
+                if self.links.recovery is not None:
+                    self._chance = drawn_from(self.loader)
+                self._batches = iter(self.loader)
+            batch = next(self._batches, None)
+            header, tensors = describe(batch)
+            self._read = header, tensors, batch
+        return self._read
+
+    # ---- handing out ---------------------------------------------------------------------
+
+    def _next(self) -> Fed:
+        self.find_reader()
+        links = self.links
+        if links.device != self.place:
+            return self._receive()
         try:
-            batches = iter(loader) if batches is None else batches
-            batch = next(batches, None)
-            header, tensors = _describe(batch)
+            header, tensors, batch = self._fetch()
         except Exception as error:
-            _meet(net, reader)
+            self._meet()
             text = f"{type(error).__name__}: {error}"
-            links.broadcast_bytes(json.dumps({"error": text}).encode(), reader)
+            links.broadcast_bytes(json.dumps({"error": text}).encode(), self.place)
             raise
-        _meet(net, reader)
-        links.broadcast_bytes(json.dumps(header).encode(), reader)
-        if batch is None:
-            return
-        mine = _spread(net, tensors, inputs, reader)
-        yield _rebuild(header, mine, batch)
+        self._meet()
+        letter = dict(header)
+        if self._guests():
+            links.broadcast_bytes(json.dumps({"join": True}).encode(), self.place)
+            self._regroup()
+        if links.recovery is not None and self.position == 0 and self._chance is not None:
+            letter["chance"] = self._chance
+        links.broadcast_bytes(json.dumps(letter).encode(), self.place)
+        return self._fed(header, tensors, batch)
 
-
-def _receive(net: Net, inputs: int, reader: int) -> Iterator[Any]:
-    while True:
-        _meet(net, reader)
-        header = json.loads(net.links.broadcast_bytes(None, reader))
+    def _receive(self) -> Fed:
+        self._meet()
+        header = json.loads(self.links.broadcast_bytes(None, self.place))
+        if "join" in header:
+            self._regroup()
+        self._chance = header.pop("chance", self._chance)
         if "error" in header:
-            raise RunError(f"device {reader}, which reads the data, failed: {header['error']}")
+            raise RunError(f"device {self.reader}, which reads the data, failed: {header['error']}")
+        return self._fed(header, [] if "end" in header else outlines(header), None)
+
+    def _guests(self) -> bool:
+        control = self.links.control
+        return self.admits and control is not None and bool(control.guests) and not self.net.homes
+
+    def _regroup(self) -> NoReturn:
+        """Somebody wants to join: before this batch is as good a place as any."""
+        assert self.links.control is not None
+        self.links.control.admit()
+        raise Interrupted("a device joins")
+
+    def _meet(self) -> None:
+        links = self.links
+        links.where = "waiting for the next batch"
+        note = Note(FEED, self.position, f"{self.reader:012x}", NOTHING)
+        compare(links, note, explain=f"waiting for a batch from device {self.reader}")
+
+    def _fed(self, header: dict[str, Any], tensors: list[Tensor], batch: Any) -> Fed:
+        """Sends every device its part; ``tensors`` are real on the reader only."""
         if "end" in header:
-            return
-        tensors = [
-            torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-            for shape, dtype in header["tensors"]
+            return Fed(header, [], None)
+        given = tensors[: self.inputs]
+        boxes = self._boxes([tuple(tensor.shape) for tensor in given])
+        whole = self._batch(given if self.links.device == self.place else [], self.links.epoch)
+        parts: list[Any] = [
+            self._part(whole, place, tensor, where)
+            for place, (tensor, where) in enumerate(zip(given, boxes, strict=True))
         ]
-        yield _rebuild(header, _spread(net, tensors, inputs, reader), None)
+        wholes = []
+        for tensor in tensors[self.inputs :]:
+            full = tensor.contiguous()
+            if full.is_meta:
+                full = torch.empty(tensor.shape, dtype=tensor.dtype)
+            wholes.append(self.links.broadcast(full, self.place))
+        return Fed(header, wholes, rebuild(header, [*parts, *wholes], batch))
 
+    def _boxes(self, shapes: list[tuple[int, ...]]) -> list[tuple[Box, ...]]:
+        try:
+            return self.net.boxes(shapes)
+        except ModelError as error:
+            raise ModelError(
+                f"{error} tz.feed took the first of the tensors in a batch for the input of net, "
+                f"here {', '.join(str(list(shape)) for shape in shapes)}: inputs come first in a "
+                "batch, and inputs=2 says that there are two."
+            ) from error
 
-def _describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
-    """What the others must know of a batch before it comes, and its tensors."""
-    if batch is None:
-        return {"end": True}, []
-    leaves, tree = pytree.tree_flatten(batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    places = [isinstance(leaf, Tensor) for leaf in leaves]
-    header = {
-        "tree": pytree.treespec_dumps(tree),
-        "tensors": [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors],
-        "plain": plain,
-        "places": places,
-    }
-    try:
-        json.dumps(header)
-    except TypeError as error:
-        raise UsageError(
-            f"the batch holds something that is neither a tensor nor plain data ({error}): return "
-            "tensors, numbers and strings from the collate function"
-        ) from error
-    return header, tensors
+    def _batch(self, tensors: list[Tensor], epoch: int) -> Batch | None:
+        """Kept where it may have to be spread again."""
+        if self.links.recovery is None:
+            return None
+        batch = self._live[self.position] = Batch(self, self.position, epoch)
+        batch.tensors = tensors
+        return batch
 
+    def _part(
+        self, batch: Batch | None, place: int, tensor: Tensor, boxes: tuple[Box, ...]
+    ) -> Part:
+        links = self.links
+        whole = tensor if links.device == self.place else None
+        piece = scatter(links, whole, boxes, reader=self.place, dtype=tensor.dtype)
+        origin = None if batch is None else Slice(batch, place, tensor)
+        return Part(piece, boxes[links.device], tuple(tensor.shape), origin=origin)
 
-def _spread(net: Net, tensors: list[Tensor], inputs: int, reader: int) -> list[Any]:
-    """Sends every device its part; ``tensors`` are real on the reader only."""
-    shapes = [tuple(tensor.shape) for tensor in tensors[:inputs]]
-    try:
-        boxes = net.boxes(shapes)
-    except ModelError as error:
-        raise ModelError(
-            f"{error} tz.feed took the first of the tensors in a batch for the input of net, here "
-            f"{', '.join(str(list(shape)) for shape in shapes)}: inputs come first in a batch, and "
-            "inputs=2 says that there are two."
-        ) from error
-    parts: list[Any] = [
-        _scatter(net, tensor, box, reader)
-        for tensor, box in zip(tensors[:inputs], boxes, strict=True)
-    ]
-    for tensor in tensors[inputs:]:
-        whole = tensor.contiguous()
-        if whole.is_meta:
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-        parts.append(net.links.broadcast(whole, reader))
-    return parts
+    # ---- those who missed the end ----------------------------------------------------------
 
+    def _give(self, fed: Fed) -> Give:
+        letter = [fed.header, self._chance]
+        return lambda source: give_tensors(self.links, fed.wholes, source, letter)
 
-def _scatter(net: Net, tensor: Tensor, boxes: tuple[Box, ...], reader: int) -> Part:
-    links = net.links
-    shape, mine = tuple(tensor.shape), boxes[net.links.device]
-    if links.device == reader:
-        pieces = [tensor[box.slices()].contiguous() for box in boxes]
-        links.exchange(
-            [
-                (device, 0, piece)
-                for device, piece in enumerate(pieces)
-                if device != reader and piece.numel()
-            ],
-            [],
+    def _take(self, source: int) -> Fed:
+        """Targets come from who has them; the input comes when net is called."""
+        wholes, (header, self._chance) = take_tensors(self.links, source)
+        if "end" in header:
+            return Fed(header, [], None)
+        mine = (
+            self._read
+            if self._read is not None and self.links.members[self.links.device] == self.reader
+            else None
         )
-        return Part(pieces[reader], mine, shape)
-    piece = torch.empty(mine.shape, dtype=tensor.dtype)
-    links.exchange([], [(reader, 0, piece)] if piece.numel() else [])
-    return Part(piece, mine, shape)
-
-
-def _rebuild(header: dict[str, Any], tensors: list[Any], batch: Any) -> Any:
-    """The batch in its own structure, with parts in place of tensors."""
-    found = iter(tensors)
-    if batch is not None:
-        leaves, tree = pytree.tree_flatten(batch)
-        return pytree.tree_unflatten(
-            [next(found) if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree
-        )
-    leaves = [
-        next(found) if is_tensor else plain
-        for is_tensor, plain in zip(header["places"], header["plain"], strict=True)
-    ]
-    return pytree.tree_unflatten(leaves, pytree.treespec_loads(header["tree"]))
+        tensors = outlines(header)[: self.inputs] if mine is None else mine[1][: self.inputs]
+        batch = self._batch([] if mine is None else tensors, -1)
+        assert batch is not None
+        parts: list[Any] = []
+        for place, tensor in enumerate(tensors):
+            nothing = Box(tuple((0, 0) for _ in tensor.shape))
+            empty = torch.empty(nothing.shape, dtype=tensor.dtype)
+            origin = Slice(batch, place, tensor)
+            parts.append(Part(empty, nothing, tuple(tensor.shape), origin=origin))
+        return Fed(header, wholes, rebuild(header, [*parts, *wholes], None))

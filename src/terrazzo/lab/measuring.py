@@ -7,13 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from terrazzo.cluster import Hosts, launch
 from terrazzo.cluster.printer import Printer
-from terrazzo.errors import RunError
+from terrazzo.cluster.sshhosts import SshHosts
+from terrazzo.errors import LaunchError, RunError
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
 from terrazzo.records import Graph, document
@@ -32,7 +33,9 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="terrazzo-measure-") as folder:
         desk = Path(folder)
         MeasureJob(hosts.names, memory_bytes(hosts), budget_s).write(desk, graph)
+        everywhere(hosts, desk)
         run_job(desk, hosts, tell)
+        hosts.fetch(answer_path(desk), device=0, destination=answer_path(desk))
         body = json.loads(answer_path(desk).read_text(encoding="utf-8"))
     with document.reading("answer of devices"):
         network = body["network"]
@@ -46,9 +49,20 @@ def measure(
 
 def memory_bytes(hosts: Hosts) -> tuple[int, ...]:
     """What each device has; 0 where that is not known."""
+    if isinstance(hosts, SshHosts):
+        return tuple(
+            device.memory_bytes or fact.memory_bytes
+            for device, fact in zip(hosts.cluster.devices, hosts.facts, strict=True)
+        )
     if not isinstance(hosts, LabHosts):
         return (0,) * len(hosts.names)
     return tuple(device.memory_bytes for device in hosts.topology.devices)
+
+
+def everywhere(hosts: Hosts, path: Path) -> None:
+    """A file or folder to the same place on all devices that do not share this machine's files."""
+    for device in range(len(hosts.names)):
+        hosts.copy(path, device=device, destination=path)
 
 
 def run_job(desk: Path, hosts: Hosts, tell: Callable[[str], None]) -> None:
@@ -62,6 +76,8 @@ def run_job(desk: Path, hosts: Hosts, tell: Callable[[str], None]) -> None:
     if result.failure is None:
         return
     message = error_path(desk, result.failure.device)
+    with suppress(LaunchError):  # it may have ended without a word
+        hosts.fetch(message, device=result.failure.device, destination=message)
     if message.exists():
         raise RunError(message.read_text(encoding="utf-8"))
     raise RunError(f"measuring did not finish: {result.failure}")
@@ -94,3 +110,4 @@ class _Start:
         if len(self.ready) == len(self.hosts.names):
             self.full_speed.close()
             go_path(self.desk).touch()
+            everywhere(self.hosts, go_path(self.desk))

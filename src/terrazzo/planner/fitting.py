@@ -17,7 +17,7 @@ from terrazzo.planner.explicit import group_title
 from terrazzo.records import Graph, Group, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Passes, Program, lower
-from terrazzo.schedule.ledger import LIBRARY_BYTES, WASTE, Footprint
+from terrazzo.schedule.ledger import LIBRARY_BYTES, WASTE, WEIGHTS_WASTE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.tiling import group_of_nodes
@@ -197,8 +197,9 @@ class _Search:
     def _room(self, budget: int) -> int:
         """What is left for arrays and their gradients."""
         base = self.base
-        fixed = base.weights_bytes + base.weight_gradients_bytes + base.working_bytes
-        return int((budget - LIBRARY_BYTES) / (1 + WASTE)) - fixed
+        lasting_bytes = base.weights_bytes + base.weight_gradients_bytes
+        left = budget - LIBRARY_BYTES - (1 + WEIGHTS_WASTE) * lasting_bytes
+        return int(left / (1 + WASTE)) - base.working_bytes
 
     def _borders(self, room: int) -> list[str] | None:
         """The ends of groups that repeat least within the room; None if nothing fits."""

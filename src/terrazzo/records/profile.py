@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,17 @@ class Profile:
     @property
     def digest(self) -> str:
         return fingerprint(sorted(self.key.items()))
+
+    def of(self, places: Sequence[int]) -> Profile:
+        """The same of some devices; what all did together stays as it was with all."""
+        network = self.network
+        if network is not None and len(places) > 1:
+            network = replace(network, links=tuple(network.links[place] for place in places))
+        return replace(
+            self,
+            devices=tuple(self.devices[place] for place in places),
+            network=network if len(places) > 1 else None,
+        )
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))

@@ -7,7 +7,10 @@ runs/20260131-142530-train/
     prediction.json   what a step was predicted to take, and
     profile.json      the figures of the devices behind that, where they were measured
     lab.json          the emulated devices, where there are any
+    cluster.json      the real devices, where there are any, and what they had installed
     events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
+    vitals-0.jsonl    one file per real device: heat, throttling, memory
+    log-0.txt         one file per device: the lines it printed
     report.html       made by terrazzo report
 """
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
+import signal
 import struct
 import sys
 import warnings
@@ -25,6 +27,8 @@ from terrazzo.records import Graph
 
 LOADED = "torch.export._trace"
 """Where this module is loaded already, a child would save nothing."""
+LONGEST_S = 600.0
+"""A copy of a process can hang where a thread that was not copied held a lock."""
 GRAPH, REFUSED, FAILED = "graph", "refused", "failed"
 
 
@@ -64,6 +68,8 @@ def _ask_child(
         os._exit(status)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
+        if not select.select([pipe], [], [], LONGEST_S)[0]:
+            os.kill(child, signal.SIGKILL)
         data = pipe.read()
     _, status = os.waitpid(child, 0)
     if status or not data:

@@ -23,6 +23,7 @@ from terrazzo.runtime.arithmetic import full_float32
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.recovery import perform
 from terrazzo.runtime.steps.step import Given, Run
 
 if TYPE_CHECKING:
@@ -49,19 +50,22 @@ class Ready:
 class Call:
     """One call of a net: its inputs, its run, and the two moments of agreement."""
 
-    def __init__(self, net: Net, ready: Ready, leaves: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        net: Net,
+        ready: Ready,
+        leaves: Sequence[Any],
+        *,
+        received: Sequence[Tensor] | None = None,
+    ) -> None:
+        """``received`` are the outputs, where others have finished this call already."""
         self.net, self.ready, self.machine = net, ready, ready.machine
         self.number = net.calls
         self.links: Links = net.links
+        self.epoch = self.links.epoch
+        self.received = received
         graph = ready.graph
-        named = {name: leaf for name, leaf in zip(graph.inputs, leaves, strict=True) if name}
-        _check_parts(named, self.machine, self.links)
-        self.given = {
-            name: Given(leaf.tensor, leaf.box)
-            if isinstance(leaf, Part)
-            else Given(leaf, Box.whole(graph.shape(name)))
-            for name, leaf in named.items()
-        }
+        self._take(leaves, checked=received is None)
         self.state = {name: get() for name, get in ready.state.items()}
         self.torch_device = self._place()
         self.with_grad = torch.is_grad_enabled()
@@ -77,6 +81,23 @@ class Call:
             }
         self.run_state: Run | None = None
         self.worked_s = 0.0
+        self.autocast = _autocast(self.torch_device)
+        self.staged: dict[str, Tensor] | None = None
+        self.is_spent = False
+        self.kept = Kept(self) if self.links.recovery is not None else None
+
+    def _take(self, inputs: Sequence[Any], *, checked: bool = True) -> None:
+        """What the call is given."""
+        graph, self.inputs = self.ready.graph, inputs
+        named = {name: leaf for name, leaf in zip(graph.inputs, inputs, strict=True) if name}
+        if checked:
+            _check_parts(named, self.machine, self.links)
+        self.given = {
+            name: Given(leaf.tensor, leaf.box)
+            if isinstance(leaf, Part)
+            else Given(leaf, Box.whole(graph.shape(name)))
+            for name, leaf in named.items()
+        }
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -118,12 +139,14 @@ class Call:
             seed=self.net.seed,
             step=self.number,
             torch_device=device,
-            autocast=_autocast(device),
+            autocast=self.autocast,
         )
 
     def _held(self) -> dict[str, Tensor]:
         with torch._C.DisableTorchFunctionSubclass():
             held = {name: tensor.detach() for name, tensor in self.state.items()}
+        if self.kept is not None:
+            held |= self.kept.buffers
         for name, value in self.ready.graph.values.items():
             if value.kind == "constant" and name in held:  # shipped by another kind of device
                 held[name] = held[name].to(self.torch_device)
@@ -146,6 +169,8 @@ class Call:
 
     def forward(self) -> tuple[Tensor, ...]:
         """Runs the program, then lets the new buffers be seen."""
+        if self.received is not None:
+            return self._receive(self.received)
         run = self._run()
         with torch.no_grad(), full_float32(self.torch_device):
             with self._timed():
@@ -165,26 +190,63 @@ class Call:
         self.run_state = run
         return outputs
 
+    def _receive(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Others have finished this call; its way back is computed when it is asked for."""
+        self.run_state = self._run()
+        self.epoch = -1
+        self.received = None
+        if self.run_state.carriers:
+            self.net._begun.add(self)
+        return tuple(outputs)
+
+    def _again(self) -> Run:
+        """The forward pass once more, by the plan of those who are here now."""
+        assert self.kept is not None
+        self.kept.check(self)
+        self.ready = self.net.prepare_again(self.ready)
+        self.machine, self.epoch = self.ready.machine, self.links.epoch
+        self._take(self.net.relaid(self.ready, self.inputs))
+        enabled = self.autocast is not None
+        with (
+            torch.no_grad(),
+            full_float32(self.torch_device),
+            torch.autocast(self.torch_device.type, dtype=self.autocast, enabled=enabled),
+        ):
+            run = self._run()
+            self.machine.forward(run, self._held())
+        return run
+
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Backward; gives the gradients of parameters and inputs once all devices agree."""
-        run = self.run_state
-        if run is None:
+        if self.is_spent or self.run_state is None:
             raise RunError(
                 "backward ran through this call of net already. Add the losses up and call "
                 "backward once; retain_graph=True is not supported through a net."
             )
-        self.run_state = None
-        recorder = self.links.recorder
-        if recorder is not None:
-            recorder.call, recorder.phase = self.number, "backward"
+        self.is_spent = True
         names = [a.name for a in self.ready.graph.outputs if isinstance(a, Ref)]
         known: dict[str, Tensor] = {}
         for name, grad in zip(names, grads, strict=True):
             if grad is not None:
                 known[name] = known[name] + grad if name in known else grad
+        found: dict[str, Tensor] = perform(
+            self.links, lambda: self._backward(known), take=self._roll_forward, give=lambda _: None
+        )
+        self.staged = None
+        return found
+
+    def _backward(self, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.staged = None
+        recorder = self.links.recorder
+        if recorder is not None:
+            recorder.call, recorder.phase = self.number, "backward"
         self._open_backward(known)
+        run, self.run_state = self.run_state, None
+        if run is None or self.epoch != self.links.epoch:
+            run = self._again()
         with torch.no_grad(), full_float32(self.torch_device), self._timed():
             found = self.machine.backward(run, known)
+        self.staged = found
         self._commit(found)
         if run.torch_device.type == "cpu":  # a GPU computes on while this process is ahead
             self.net._pace.worked(self.ready.graph.digest, self.worked_s)
@@ -192,6 +254,12 @@ class Call:
             counters = self.links.counters
             recorder.end(sent_bytes=counters.sent_bytes, summed_bytes=counters.summed_bytes)
         return found
+
+    def _roll_forward(self, source: int) -> dict[str, Tensor]:
+        """Somebody has seen the last note of all: what was staged here is committed."""
+        assert self.staged is not None, "who finished has heard that this device has staged"
+        self.net.commits += 1
+        return self.staged
 
     def _open_backward(self, known: Mapping[str, Tensor]) -> None:
         sums, tolerance = digest(list(known.values()))
@@ -215,6 +283,35 @@ class Call:
                 'rate, clip gradients or look at the data; nan="allow" lets it pass.'
             )
         self.net.commits += 1
+
+
+class Kept:
+    """What a call needs to be made again: buffers as they were, weights as they still are."""
+
+    def __init__(self, call: Call) -> None:
+        graph = call.ready.graph
+        changing = set(graph.mutations)
+        self.buffers = {
+            name: tensor.detach().clone()
+            for name, tensor in call.state.items()
+            if graph.values[name].target in changing
+        }
+        with torch._C.DisableTorchFunctionSubclass():
+            self._versions = {
+                name: tensor._version
+                for name, tensor in call.state.items()
+                if graph.values[name].kind == "parameter"
+            }
+
+    def check(self, call: Call) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            for name, version in self._versions.items():
+                if call.state[name]._version != version:
+                    raise UsageError(
+                        f"the weight {call.ready.graph.values[name].target} was changed between "
+                        "net's forward and backward, and a device was lost: the forward pass "
+                        "cannot be made again. Call backward before optimizer.step()."
+                    )
 
 
 class Node(torch.autograd.Function):

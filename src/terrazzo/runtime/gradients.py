@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.links import Links, Pending
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.pending import Pending
 from terrazzo.schedule.sums import MOST_BYTES, Circle
 
 

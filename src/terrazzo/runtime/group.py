@@ -27,14 +27,26 @@ def default_backend() -> Any:
 
 
 class Group:
-    """``members`` by their numbers among all devices; each of them makes the group at one time."""
+    """``members`` by their numbers among all devices; each of them makes the group at one time.
 
-    def __init__(self, name: str, members: Sequence[int], *, store: Store, limit: timedelta):
+    ``limit`` bounds every wait, ``meeting`` (if it is another) the one for each other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Sequence[int],
+        *,
+        store: Store,
+        limit: timedelta,
+        meeting: timedelta | None = None,
+    ) -> None:
         default = default_backend()
         gloo: Any = dist.ProcessGroupGloo  # its options are in no stub
         options = gloo._Options()
         options._devices = default.options._devices
-        options._timeout = limit
+        options._timeout = meeting or limit
+        self.limit = limit
         prefixed = PrefixStore(f"terrazzo/{name}", store)
         own = list(members).index(default.rank())
         self._gloo: Any = gloo(prefixed, own, len(members), options)
@@ -48,9 +60,12 @@ class Group:
 
     def sum(self, tensor: Tensor) -> Any:
         """Starts summing over all members, in place."""
-        return self._gloo.allreduce([tensor])
+        options = dist.AllreduceOptions()
+        options.timeout = self.limit
+        return self._gloo.allreduce([tensor], options)
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
         options = dist.BroadcastOptions()
         options.rootRank = source
+        options.timeout = self.limit
         return self._gloo.broadcast([tensor], options)

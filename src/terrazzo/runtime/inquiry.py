@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 GONE_AFTER_S = 3.0
 """How long survivors wait for each other's sign of life before they name the missing."""
+
+LONGEST_GIST = 120
 
 SILENT_AFTER_S = 2.0
 """How much longer a store may take to answer before it counts as gone itself."""
@@ -80,3 +83,11 @@ class Inquiry:
         missing = [0] if self.missing is None and self._device != 0 else self.missing or []
         names = ", ".join(f"device {device}" for device in missing)
         return f"{names} stopped answering" if names else ""
+
+
+def gist(error: RuntimeError) -> str:
+    """What an error of torch.distributed says, without the places in its sources."""
+    line = (str(error).splitlines() or [""])[0]
+    line = re.sub(r"\[?\S+\.(?:cc|cpp|h|hpp):\d+\]?:?\s*", "", line)
+    words = re.split(r"\.\s|\s+This may|\s+Original error", line, maxsplit=1)[0].strip(" .")
+    return words[:LONGEST_GIST] or type(error).__name__

@@ -8,89 +8,100 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import re
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
+from terrazzo.members.control import Control, Interrupted
 from terrazzo.runtime.group import Group, default_backend
-from terrazzo.runtime.inquiry import Inquiry, linger, report_failure
+from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
+from terrazzo.runtime.letters import Counters, Letters
+from terrazzo.runtime.pending import Guard, Pending, Voyage
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
-from terrazzo.runtime.wire import End, Parcel, Wire, window_bytes
+from terrazzo.runtime.wire import Parcel, Wire, window_bytes
 from terrazzo.schedule.sums import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LONGEST_GIST = 120
+LEFT_BEHIND = 75
+"""The exit status of a device that others go on without."""
 
 Message = tuple[int, int, Tensor]
 """The other device, a tag that both sides give it, and what is sent or received."""
 
 
-@dataclass
-class Counters:
-    """Payload so far: boxes sent to peers, and the sizes of what was summed or gathered."""
-
-    sent_bytes: int = 0
-    summed_bytes: int = 0
-    away_s: float = 0.0
-    """Seconds of this device in messages and in waiting for them; the rest is its own work."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.sent_bytes + self.summed_bytes
-
-
-class Links:
+class Links(Letters):
     """This device among the others. Alone, every operation is the identity."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.recorder: Recorder | None = None
         self.where = "the start"
+        self.waits = False
+        """Whether this device waits for others, as they are told twice a second."""
+        self.control: Control | None = None
+        """The lines over which members agree on who they are; None: a loss ends the run."""
+        self.recovery: Any = None
+        """What makes operations anew when members are lost (a Recovery)."""
+        self.later: Any = None
+        """Where the others are whom this device joins at its first epoch (a Later)."""
+        self.epoch = 0
         self._broken: RunError | None = None
-        self._alone = not (dist.is_available() and dist.is_initialized())
-        self.device = 0 if self._alone else dist.get_rank()
-        self.devices = 1 if self._alone else dist.get_world_size()
-        if not self._alone:
-            self._store: Store = dist.distributed_c10d._get_default_store()
-            limit, everybody = _timeout(), tuple(range(self.devices))
-            self.timeout_s = limit.total_seconds()
-            self._sockets: frozenset[Connection] = frozenset()
-            before = connections()
+        self.sockets: frozenset[Connection] = frozenset()
+        self._baseline: frozenset[Connection] | None = None
+        self._circles: dict[tuple[int, ...], Group] = {}
+        self.is_alone = not (dist.is_available() and dist.is_initialized())
+        self.device = 0 if self.is_alone else dist.get_rank()
+        self.devices = 1 if self.is_alone else dist.get_world_size()
+        self.members = tuple(range(self.devices))
+        """The numbers that the devices started with, in order of their numbers now."""
+        self.timeout_s = 0.0 if self.is_alone else _timeout().total_seconds()
+        if not self.is_alone:
             with self._guard():
-                self._small = self._group("small", everybody, limit)
-                self._bulk = self._group("bulk", everybody, limit)
-            self._circles: dict[tuple[int, ...], Group] = {everybody: self._bulk}
-            if self.devices > 1:
-                self._wire = self._open_wire(connections() - before)
-            self._sockets = connections() - before
+                self.begin(connections())
+                self.connect(dist.distributed_c10d._get_default_store())
             atexit.register(self.close)
 
-    def _open_wire(self, over: Iterable[Connection]) -> Wire:
-        """Where gloo's connections end here, others can reach this device."""
-        with self._guard():
+    def begin(self, baseline: frozenset[Connection]) -> None:
+        """From now on connections are made; those that were there before are not ours."""
+        self._baseline = baseline
+
+    def connect(self, store: Store, meeting_s: float | None = None) -> None:
+        """Groups and wire over a store; ``meeting_s`` bounds the wait for each other."""
+        self.store, everybody = store, tuple(range(self.devices))
+        before, baseline = connections(), self._baseline or frozenset()
+        meeting = None if meeting_s is None else timedelta(seconds=meeting_s)
+        self._small = self._group("small", everybody, meeting)
+        self._bulk = self._group("bulk", everybody, meeting)
+        self._circles = {everybody: self._bulk}
+        if self.devices > 1:
             try:
-                return Wire(
-                    self._store, self.device, self.devices,
-                    address=own_address(over), timeout_s=self.timeout_s,
+                self._wire = Wire(
+                    store, self.device, self.devices, address=own_address(connections() - before),
+                    timeout_s=self.timeout_s, meeting_s=meeting_s,
                 )  # fmt: skip
             except OSError as error:
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
+        self.sockets, self._baseline = connections() - baseline, None
 
-    def _group(self, name: str, members: Sequence[int], limit: timedelta) -> Group:
-        return Group(name, members, store=self._store, limit=limit)
+    @property
+    def limit(self) -> timedelta:
+        return timedelta(seconds=self.timeout_s)
+
+    def _group(self, name: str, members: Sequence[int], meeting: timedelta | None = None) -> Group:
+        return Group(name, members, store=self.store, limit=self.limit, meeting=meeting)
 
     # ---- talking -----------------------------------------------------------------------
 
@@ -194,10 +205,8 @@ class Links:
                 continue
             before = connections()
             with self._guard():
-                limit = timedelta(seconds=self.timeout_s)
-                name = "-".join(map(str, devices))
-                self._circles[devices] = self._group(name, devices, limit)
-            self._sockets |= connections() - before
+                self._circles[devices] = self._group("-".join(map(str, devices)), devices)
+            self.sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One device's tensor, in place on all; as bytes, because gloo knows few dtypes."""
@@ -208,30 +217,6 @@ class Links:
                 self._small.broadcast(host, source).wait()
             from_host(data, host)
         return tensor
-
-    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """A byte string from one device; the others pass None."""
-        if self.devices == 1:
-            assert data is not None
-            return data
-        size = self.broadcast(torch.tensor([len(data or b"")]), source)
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        if data:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        return bytes(self.broadcast(buffer, source).numpy().tobytes()) if int(size) else b""
-
-    def gather_text(self, text: str) -> list[str]:
-        """A short text from each device."""
-        data = text.encode()
-        sizes = self.gather(torch.tensor([len(data)]), counted=False)
-        buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        if data:
-            buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = self.gather(buffer, counted=False)
-        return [
-            row[: int(size)].numpy().tobytes().decode()
-            for row, size in zip(rows, sizes, strict=True)
-        ]
 
     def _timed(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
         return None if work is None else lambda: self._meanwhile(work)
@@ -245,27 +230,34 @@ class Links:
 
     # ---- losing each other -------------------------------------------------------------
 
-    def _guard(self, peer: int | None = None) -> _Guard:
+    def _guard(self, peer: int | None = None) -> Guard:
         """Turns a broken connection into an error that names the device; counts the time."""
         self._check_whole()
-        return _Guard(self, peer)
+        return Guard(self, peer)
 
     def _check_whole(self) -> None:
         if self._broken is not None:
             raise RunError(f"the devices lost each other earlier: {self._broken}")
 
-    def _lost(self, error: RuntimeError, peer: int | None) -> RunError:
+    def lost(self, error: RuntimeError, peer: int | None) -> RunError:
         """Wakes the others, then asks them through the store who is gone."""
-        hang_up(self._sockets)
-        inquiry = Inquiry(self._store, self.device, self.devices)
-        linger(self._store, self.device, inquiry.here)
+        self.hang_up()
+        if self.recovery is not None:
+            self.recovery.control.alarm()
+            told = f"{gist(error)}, in {self.where} on device {self.device}"
+            if self.recovery.is_inside:
+                return Interrupted(told)
+            self._broken = PeerLost(f"a device was lost before the first step: {told}")
+            return self._broken
+        inquiry = Inquiry(self.store, self.device, self.devices)
+        linger(self.store, self.device, inquiry.here)
         text = inquiry.text
         if not text and peer is not None:
             text = f"the connection to device {peer} broke, or it was silent too long"
         elif not text:
             text = f"no answer from the other devices within {self.timeout_s:g} s"
         lost = PeerLost(
-            f"{text}, in {self.where} on device {self.device} ({_gist(error)}). "
+            f"{text}, in {self.where} on device {self.device} ({gist(error)}). "
             "Start again without it, or look at its own output."
         )
         self._broken = lost
@@ -277,36 +269,60 @@ class Links:
 
         With ``stay`` device 0, where the reason is kept, waits until they have read it.
         """
-        if self._alone or self._broken is not None:
+        if self.is_alone or self._broken is not None:
             return
         self._broken = RunError(reason)
-        report_failure(self._store, self.device, reason)
-        hang_up(self._sockets)
+        if self.control is not None:
+            self.control.leave(reason)
+            self.hang_up()
+            return
+        report_failure(self.store, self.device, reason)
+        self.hang_up()
         if stay:
-            linger(self._store, self.device, range(1, self.devices))
+            linger(self.store, self.device, range(1, self.devices))
         self._leave()
+
+    def become_member(self, control: Control, timeout_s: float) -> None:
+        """One who was alone comes to others."""
+        self.control, self.timeout_s, self.epoch = control, timeout_s, -1
+        atexit.register(self.close)
+
+    def fail(self, error: RunError) -> None:
+        """There is no going on: whatever is asked for from now on says why."""
+        self._broken = error
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Whatever waits on a connection of this device, at either end, fails at once."""
+        begun = connections() - self._baseline if self._baseline is not None else frozenset()
+        hang_up(self.sockets | begun)
 
     def close(self) -> None:
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""
+        if self.control is not None:
+            error = getattr(sys, "last_value", None)
+            self.control.leave(f"{type(error).__name__}: {error}" if error is not None else "")
+            if self.control.is_left_behind and error is not None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(LEFT_BEHIND)  # the starter must not take it for a failure of the run
         if self._broken is None:
             self._broken = RunError("this device has left the others")
-            hang_up(self._sockets)
+            self.hang_up()
+        self.drop()
+
+    def drop(self) -> None:
+        """Lets go of groups and wire."""
         if hasattr(self, "_wire"):
             self._wire.close()
+            del self._wire
         if hasattr(self, "_small"):
-            del self._small, self._bulk, self._circles
+            del self._small, self._bulk
+        self._circles = {}
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-
-
-def _gist(error: RuntimeError) -> str:
-    """What an error of torch.distributed says, without the places in its sources."""
-    line = (str(error).splitlines() or [""])[0]
-    line = re.sub(r"\[?\S+\.(?:cc|cpp|h|hpp):\d+\]?:?\s*", "", line)
-    words = re.split(r"\.\s|\s+This may|\s+Original error", line, maxsplit=1)[0].strip(" .")
-    return words[:LONGEST_GIST] or type(error).__name__
 
 
 _CONNECTED: dict[object, Links] = {}
@@ -315,12 +331,22 @@ _CONNECTED: dict[object, Links] = {}
 
 def connect() -> Links:
     """The links to the other devices: made once per process group."""
-    together = dist.is_available() and dist.is_initialized()
-    group = dist.distributed_c10d._get_default_group() if together else None
+    group = _default_group()
     if group not in _CONNECTED:
         _CONNECTED.clear()
         _CONNECTED[group] = Links()
     return _CONNECTED[group]
+
+
+def _default_group() -> object:
+    together = dist.is_available() and dist.is_initialized()
+    return dist.distributed_c10d._get_default_group() if together else None
+
+
+def adopt(links: Links) -> None:
+    """These are the links of the process group that there is now."""
+    _CONNECTED.clear()
+    _CONNECTED[_default_group()] = links
 
 
 def recorder() -> Recorder | None:
@@ -332,55 +358,3 @@ def _timeout() -> timedelta:
     """The timeout that the default process group was made with."""
     limit: timedelta = default_backend().options._timeout
     return limit
-
-
-class _Guard:
-    """While a device is busy with others. A class, because it is entered a hundred times a step."""
-
-    __slots__ = ("_begin_s", "_links", "_peer")
-
-    def __init__(self, links: Links, peer: int | None) -> None:
-        self._links, self._peer = links, peer
-
-    def __enter__(self) -> None:
-        self._begin_s = time.perf_counter()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._links.counters.away_s += time.perf_counter() - self._begin_s
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-            raise self._links._lost(error, getattr(error, "peer", self._peer)) from error
-
-
-@dataclass
-class Voyage:
-    """Boxes on their way."""
-
-    links: Links
-    staging: Staging
-    ends: Sequence[End] = ()
-    works: Sequence[tuple[int, dist.Work]] = ()
-
-    def land(self) -> None:
-        """Waits until all that was to arrive is there, and all that was sent has left."""
-        if self.ends:
-            with self.links._guard():
-                self.links._wire.end(self.ends)
-        for peer, work in self.works:
-            with self.links._guard(peer):
-                work.wait()
-        self.staging.land()
-
-
-@dataclass
-class Pending:
-    """A sum under way."""
-
-    links: Links
-    work: dist.Work
-    tensor: Tensor
-    host: Tensor
-
-    def wait(self) -> Tensor:
-        with self.links._guard():
-            self.work.wait()
-        return from_host(self.tensor, self.host)

@@ -12,6 +12,7 @@ import copy
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,8 @@ from terrazzo.records import Graph, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
-from terrazzo.runtime.call import Call, Ready
+from terrazzo.runtime.allocator import trim
+from terrazzo.runtime.call import Ready
 from terrazzo.runtime.change import change_plan, keep_pace, tell_pace
 from terrazzo.runtime.cut import Home
 from terrazzo.runtime.inventory import Inventory
@@ -34,7 +36,9 @@ from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.pace import Foreseen, Pace
 from terrazzo.runtime.part import Part
-from terrazzo.runtime.shipping import export_together
+from terrazzo.runtime.shipping import export_together, ship
+from terrazzo.runtime.story import autocast, outline, story
+from terrazzo.runtime.turn import Turn, relaid
 from terrazzo.runtime.weights import Weights
 from terrazzo.schedule import Program, lower
 
@@ -49,6 +53,9 @@ class Plans(Protocol):
 
     def again(self, slowness: Sequence[float]) -> Plan | None:
         """Another plan, for devices that compute so many times as long; None: this one stays."""
+
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Plans anew for other devices: the numbers before of those that are left."""
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -73,8 +80,10 @@ class Net(nn.Module):
         self.__dict__.update(
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
-            _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(),
+            _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(), _regrouped=False,
         )  # fmt: skip
+        if links.recovery is not None:
+            links.recovery.followers.add(self)
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
         self._parameters, self._buffers = model._parameters, model._buffers
@@ -192,6 +201,13 @@ class Net(nn.Module):
         with self._careful():
             return keep_pace(self, optimizers)
 
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Other devices are here from now on: plans are made anew when they are next needed."""
+        self._weights.refuse_lost(kept)
+        self._ready.clear()
+        self._plans.follow(kept)
+        self.__dict__.update(_pace=Pace(), _regrouped=True)
+
     # ---- getting ready ------------------------------------------------------------------
 
     def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Ready:
@@ -205,18 +221,49 @@ class Net(nn.Module):
         key = (inputs, self._known.modules)
         ready: Ready | None = self._ready.pop(key, None)
         if ready is None:
-            if key not in self._exports:
-                self._exports[key] = self._exported(leaves, tree)
+            known: Export | None = self._exports.get(key)
+            if known is None or self._links.epoch:
+                self._exports[key] = self._exported(leaves, tree, known)
             graph = self._exports[key].graph
             ready = self._make_ready(self._exports[key], self._lowered(graph, self._plans(graph)))
         self._ready[key] = ready  # the latest is last
         if not self._example:
-            self.__dict__["_example"] = ([_outline(leaf) for leaf in leaves], tree)
+            self.expect(*pytree.tree_unflatten(leaves, tree))
         return ready
 
-    def _exported(self, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Export:
+    def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Inputs will be like these."""
+        leaves, tree = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        self.__dict__["_example"] = ([outline(leaf) for leaf in leaves], tree)
+
+    def prepare_again(self, ready: Ready) -> Ready:
+        """The same graph, ready for the devices that are here now."""
+        graph = ready.graph
+        latest: Ready | None = None
+        for key, export in self._exports.items():
+            if export.graph.digest == graph.digest:
+                latest = self._ready.get(key)
+                if latest is None:
+                    program = self._lowered(graph, self._plans(graph))
+                    latest = self._ready[key] = self._make_ready(export, program)
+                break
+        assert latest is not None, "a graph that was called is kept"
+        return latest
+
+    def relaid(self, ready: Ready, leaves: Sequence[Any]) -> list[Any]:
+        """Inputs of a call, as the plan of the devices that are here now wants them."""
+        return relaid(self, ready, leaves)
+
+    def _exported(
+        self, leaves: Sequence[Any], tree: pytree.TreeSpec, known: Export | None
+    ) -> Export:
+        """Made together; where members have changed, some may hold it already."""
         same = Note(FORWARD, self.calls, fingerprint(self._key(leaves, tree)), NOTHING)
-        compare(self._links, same, explain=lambda: f"preparing for {_story(leaves, self)}")
+        flag = float(known is not None)
+        note = replace(same, flag=flag)
+        flags = compare(self._links, note, explain=lambda: f"preparing for {story(leaves, self)}")
+        if any(flags):
+            return known if all(flags) and known else ship(known, self._links, flags.index(1.0))
         examples = [leaf.example() if isinstance(leaf, Part) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(examples, tree)
         with self._weights.shown_whole():
@@ -233,6 +280,7 @@ class Net(nn.Module):
         if self._weights.homes is None:
             self._weights.cut(self._weights.wanted(program))
         machine = Machine(program, self._links)
+        trim()  # what exporting used and whole weights that were cut lie idle
         return Ready(exported, machine, tree_out, self._state(exported), changing)
 
     def _lowered(self, graph: Graph, plan: Plan, *, anew: bool = False) -> Program:
@@ -298,25 +346,23 @@ class Net(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self._careful():
             leaves, tree = pytree.tree_flatten((args, kwargs))
+            self.calls += 1
             if self._links.recorder is not None:
-                self._links.recorder.begin(self.calls + 1)
-            key = self._key(leaves, tree)
-            self._open(leaves, key)
-            ready = self._prepared(leaves, tree, key)
-            outputs = Call(self, ready, leaves).run()
-        return pytree.tree_unflatten(outputs, ready.output_tree)
+                self._links.recorder.begin(self.calls)
+            return Turn(self, leaves, tree).run()
 
     def _open(self, leaves: Sequence[Any], key: tuple[object, ...]) -> None:
         """Before any work: all devices confirm that they make the same call."""
-        self.calls += 1
         links = self._links
         if links.devices == 1:
             return
-        if self._align_every and self.training and self.calls % self._align_every == 0:
+        due = self._align_every and self.training and self.calls % self._align_every == 0
+        if due or self._regrouped:
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
+            self.__dict__["_regrouped"] = False
         trained = self._known.trained
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-        context = (torch.is_grad_enabled(), _autocast(leaves), self.seed)
+        context = (torch.is_grad_enabled(), autocast(leaves), self.seed)
         subject = fingerprint(key, trained, followed, context)
         whole = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         fed = any(isinstance(leaf, Part) for leaf in leaves)
@@ -324,7 +370,7 @@ class Net(nn.Module):
         told = self._pace.tell()
         note = Note(FORWARD, self.calls, subject, sums, flag=told, tolerance=tolerance)
         links.where = "the agreement before a forward call"
-        heard = compare(links, note, explain=lambda: f"call {self.calls}: {_story(leaves, self)}")
+        heard = compare(links, note, explain=lambda: f"call {self.calls}: {story(leaves, self)}")
         if self._pace.hear(heard, self._plans.foreseen):
             tell_pace(self)
 
@@ -344,20 +390,6 @@ class Net(nn.Module):
             raise
 
 
-def _autocast(leaves: Sequence[Any]) -> str:
-    """What autocast does to this call, if anything: on a GPU it is not what it is on a CPU."""
-    placed = (leaf.device.type for leaf in leaves if isinstance(leaf, (Tensor, Part)))
-    kind = next(placed, "cpu")
-    return f"{kind} {torch.get_autocast_dtype(kind)}" if torch.is_autocast_enabled(kind) else "none"
-
-
-def _outline(leaf: Any) -> Any:
-    """A tensor's shape and kind without its memory: a net lives longer than its first batch."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
-
-
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
@@ -365,20 +397,3 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
 def _foreseen_everywhere(error: BaseException) -> bool:
     """Errors that every device meets at the same place need no waking."""
     return isinstance(error, TerrazzoError)
-
-
-def _story(leaves: Sequence[Any], net: Net) -> str:
-    """What this device is about to do, in words."""
-    shapes = [
-        f"{'x'.join(map(str, leaf.shape))} {str(leaf.dtype).removeprefix('torch.')}"
-        for leaf in leaves
-        if isinstance(leaf, (Tensor, Part))
-    ]
-    parameters = list(net._model.parameters())
-    trained = sum(p.requires_grad for p in parameters)
-    return (
-        f"forward in {'train' if net.training else 'eval'} mode, inputs {', '.join(shapes)}, "
-        f"gradients {'on' if torch.is_grad_enabled() else 'off'}, autocast {_autocast(leaves)}, "
-        f"{trained} of "
-        f"{len(parameters)} parameters trained, seed {net.seed}"
-    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -21,13 +21,47 @@ from terrazzo.geometry import Box
 Number = int | float
 
 
+class Origin(Protocol):
+    """Where a part came from, and can come from once more."""
+
+    epoch: int
+    """Of the members that it was spread over."""
+
+    def spread(self, boxes: Sequence[Box]) -> Tensor:
+        """On all devices at once: this device's box, as it was read."""
+
+
 class Part:
-    """``tensor`` holds ``box`` of a tensor of shape ``shape``."""
+    """``tensor`` holds ``box`` of a tensor of shape ``shape``.
+
+    ``origin`` can spread the batch anew; ``history`` is what has been done to it since.
+    """
 
     requires_grad = False
 
-    def __init__(self, tensor: Tensor, box: Box, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        box: Box,
+        shape: tuple[int, ...],
+        *,
+        origin: Origin | None = None,
+        history: tuple[Callable[[Part], Part], ...] = (),
+    ) -> None:
         self.tensor, self.box, self.shape = tensor, box, torch.Size(shape)
+        self.origin, self.history = origin, history
+
+    def again(self, boxes: Sequence[Box], device: int) -> Part:
+        """The same batch, spread by other boxes."""
+        assert self.origin is not None
+        part = Part(self.origin.spread(boxes), boxes[device], tuple(self.shape), origin=self.origin)
+        for act in self.history:
+            part = act(part)
+        return part
+
+    def whole_boxes(self, devices: int) -> tuple[Box, ...]:
+        """All of it, on every device."""
+        return (Box.whole(tuple(self.shape)),) * devices
 
     # ---- what a part knows of the whole --------------------------------------------------
 
@@ -64,46 +98,49 @@ class Part:
 
     # ---- what can be done to every element alone -----------------------------------------
 
-    def _with(self, tensor: Tensor) -> Part:
-        return Part(tensor, self.box, tuple(self.shape))
+    def _with(self, tensor: Tensor, act: Callable[[Part], Part]) -> Part:
+        history = () if self.origin is None else (*self.history, act)
+        return Part(tensor, self.box, tuple(self.shape), origin=self.origin, history=history)
 
     def to(self, *args: Any, **kwargs: Any) -> Part:
-        return self._with(self.tensor.to(*args, **kwargs))
+        return self._with(self.tensor.to(*args, **kwargs), lambda part: part.to(*args, **kwargs))
 
     def cpu(self) -> Part:
-        return self._with(self.tensor.cpu())
+        return self._with(self.tensor.cpu(), Part.cpu)
 
     def cuda(self, *args: Any, **kwargs: Any) -> Part:
-        return self._with(self.tensor.cuda(*args, **kwargs))
+        return self._with(
+            self.tensor.cuda(*args, **kwargs), lambda part: part.cuda(*args, **kwargs)
+        )
 
     def type(self, dtype: torch.dtype) -> Part:
-        return self._with(self.tensor.to(dtype))
+        return self.to(dtype)
 
     def float(self) -> Part:
-        return self._with(self.tensor.float())
+        return self.to(torch.float32)
 
     def double(self) -> Part:
-        return self._with(self.tensor.double())
+        return self.to(torch.float64)
 
     def half(self) -> Part:
-        return self._with(self.tensor.half())
+        return self.to(torch.float16)
 
     def bfloat16(self) -> Part:
-        return self._with(self.tensor.bfloat16())
+        return self.to(torch.bfloat16)
 
     def _combined(self, call: Callable[[Any, Any], Tensor], other: Number | Tensor) -> Part:
         """With a scalar, or a tensor with one element along every dimension that is cut."""
+        again: Callable[[Part], Part] = lambda part: part._combined(call, other)  # noqa: E731
         if isinstance(other, Tensor) and other.requires_grad:
             raise _refusal(self, "scaling it with something that is trained")
         if isinstance(other, Tensor) and other.dim():
             self._refuse_uneven(other)
             if self.box.is_empty:  # only the dtype is left to work out
-                return self._with(
-                    call(self.tensor.reshape(-1), other.reshape(-1)[:1]).view(self.tensor.shape)
-                )
+                flat = call(self.tensor.reshape(-1), other.reshape(-1)[:1])
+                return self._with(flat.view(self.tensor.shape), again)
         elif not isinstance(other, (numbers.Number, Tensor)):
             raise _refusal(self, f"combining it with a {type(other).__name__}")
-        return self._with(call(self.tensor, other))
+        return self._with(call(self.tensor, other), again)
 
     def _refuse_uneven(self, other: Tensor) -> None:
         offset = len(self.shape) - other.dim()

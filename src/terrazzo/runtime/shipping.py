@@ -51,7 +51,18 @@ def export_together(
     letter = json.loads(data)
     if "error" in letter:
         raise ModelError(letter["error"])
-    graph = made.graph if made else Graph.from_json(letter["graph"])
+    return _with_constants(made, letter["graph"], links, 0)
+
+
+def ship(made: Export | None, links: Links, source: int) -> Export:
+    """An export of one device for all; the others may pass theirs, if they have it."""
+    letter = made.graph.to_json().encode() if made is not None else b""
+    data = links.broadcast_bytes(letter if links.device == source else None, source)
+    return _with_constants(made, data.decode(), links, source)
+
+
+def _with_constants(made: Export | None, graph_json: str, links: Links, source: int) -> Export:
+    graph = made.graph if made else Graph.from_json(graph_json)
     constants = {}
     for value in graph.values.values():
         if value.kind == "constant":
@@ -60,5 +71,5 @@ def export_together(
                 if made
                 else torch.empty(value.shape, dtype=getattr(torch, value.dtype))
             )
-            constants[value.target] = links.broadcast(tensor)
+            constants[value.target] = links.broadcast(tensor, source)
     return Export(graph, constants)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from terrazzo.errors import PeerLost
 from terrazzo.runtime.agreement import NOTHING, STATE, Note, compare
 from terrazzo.runtime.cut import Home, cut, plain
 from terrazzo.runtime.links import Links
@@ -56,6 +57,16 @@ class Weights:
         """The way from where cut parameters live to these boxes; refused where there is none."""
         homes = self.homes or {}
         return Relocation(self.model, self.links, homes=homes, wanted=boxes, optimizers=optimizers)
+
+    def refuse_lost(self, kept: Sequence[int | None]) -> None:
+        """A part of a weight that only one device held is lost with it."""
+        for home in (self.homes or {}).values():
+            if list(kept) != list(range(len(home.boxes))):
+                raise PeerLost(
+                    f"the weight {home.name} is cut over the devices and these have changed, so a "
+                    "part of it is gone: start again from the last checkpoint, or keep weights "
+                    "whole (a layout of tiles or samples) to go on after a loss"
+                )
 
     @contextlib.contextmanager
     def shown_whole(self) -> Iterator[None]:

@@ -61,9 +61,17 @@ class Wire:
     """All devices make theirs at one time; ``address`` is where the others can reach this one."""
 
     def __init__(
-        self, store: Store, device: int, devices: int, *, address: Address, timeout_s: float
+        self,
+        store: Store,
+        device: int,
+        devices: int,
+        *,
+        address: Address,
+        timeout_s: float,
+        meeting_s: float | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
+        """``meeting_s`` bounds the wait for each other, ``timeout_s`` every later one."""
+        self.timeout_s, timeout_s = timeout_s, meeting_s or timeout_s
         with contextlib.closing(socket.socket(address[0], socket.SOCK_STREAM)) as listener:
             listener.bind((address[1], 0))
             listener.listen(hello.MOST_CALLERS)

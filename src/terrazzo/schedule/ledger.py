@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-WASTE = 0.3
-"""Free memory between blocks in use where free pages are returned in time (plans with passes)."""
-LOOSE = 0.5
-"""The same where the allocator is left alone; 15 to 60 % were measured (docs/log.md)."""
+WASTE, WEIGHTS_WASTE = 0.3, 0.15
+"""Free memory between maps in use, and between weights with their gradients, where free pages are
+returned in time (plans with passes)."""
+LOOSE, WEIGHTS_LOOSE = 0.45, 0.25
+"""The same where the allocator is left alone (docs/log.md)."""
 LIBRARY_BYTES = 10 << 20
 """What a net is made of besides tensors, and what torch's kernels keep once they have run."""
 
@@ -44,7 +45,10 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         """With what the allocator wastes."""
-        return int(self.used_bytes * (1 + (WASTE if self.tidy else LOOSE))) + LIBRARY_BYTES
+        maps, weights = (WASTE, WEIGHTS_WASTE) if self.tidy else (LOOSE, WEIGHTS_LOOSE)
+        lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
+        idle_bytes = maps * (self.used_bytes - lasting_bytes) + weights * lasting_bytes
+        return self.used_bytes + int(idle_bytes) + LIBRARY_BYTES
 
 
 class Ledger:

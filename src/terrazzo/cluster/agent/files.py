@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 from pathlib import Path, PurePosixPath
@@ -81,7 +82,7 @@ def write_manifest(folder: Path, wanted: dict[str, list[Any]]) -> None:
     rows = {
         name: [row[0], inside(folder, name).lstat().st_mtime_ns] for name, row in wanted.items()
     }
-    scratch = folder / f"{MANIFEST}.part"
+    scratch = folder / f"{MANIFEST}.{secrets.token_hex(4)}.part"
     scratch.write_text(json.dumps(rows), encoding="utf-8")
     scratch.replace(folder / MANIFEST)
 
@@ -89,11 +90,11 @@ def write_manifest(folder: Path, wanted: dict[str, list[Any]]) -> None:
 def receive_file(frames: Frames, path: Path, *, size: int, mode: int, digest: str = "") -> None:
     """A file in frames of data; all of them are read even where the disk is full."""
     trouble: OSError | None = None
-    scratch = path.with_name(f".{path.name[:200]}.part")
+    # Devices may share a home: each writes beside the place under a name of its own.
+    scratch = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     seen, left = hashlib.sha256(), size
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.unlink(missing_ok=True)
         number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         trouble, number = error, -1

@@ -47,7 +47,6 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
         "interfaces": interfaces(),
         "reached_at": connection[2] if len(connection) == 4 else "",
         "workdir": str(workdir),
-        "home": str(Path.home()),
         "is_root": os.geteuid() == 0,
         "programs": [name for name in ("ip", "wg", "wireguard-go", "sudo") if which(name)],
     }

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from terrazzo.cluster.agent import files, look
+from terrazzo.cluster.agent import calls, files, look, veil
 from terrazzo.cluster.agent.frames import ERROR, Frames
 from terrazzo.cluster.agent.ward import Ward
 
@@ -35,6 +35,12 @@ def answer(request: dict[str, Any], frames: Frames) -> None:
         frames.tell(look.look(request))
     elif verb == "port":
         frames.tell(look.free_port(request["address"]))
+    elif verb == "hold":
+        calls.hold(request, frames)
+    elif verb == "call":
+        frames.tell(calls.call(request))
+    elif verb == "veil":
+        veil.hold(request, frames)
     elif verb == "sync":
         frames.tell(files.sync(request, frames))
     elif verb == "put":
@@ -48,7 +54,7 @@ def answer(request: dict[str, Any], frames: Frames) -> None:
 
 
 def words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
     return f"{type(error).__name__}: {error}"

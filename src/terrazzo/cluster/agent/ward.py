@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from terrazzo.cluster.agent.frames import (
-    BEAT,
     ENDED,
     ERR,
     OUT,
@@ -33,6 +32,7 @@ from terrazzo.cluster.agent.frames import (
     FrameError,
     Frames,
 )
+from terrazzo.cluster.agent.listening import Silence
 from terrazzo.cluster.agent.vitals import Vitals
 
 TICK_S, RECORDS_S, VITALS_S = 0.1, 0.5, 2.0
@@ -48,17 +48,17 @@ class Ward:
     def __init__(self, request: dict[str, Any], frames: Frames) -> None:
         self._frames = frames
         self._lost_after_s = float(request["lost_after_s"])
-        self._heard_s = time.monotonic()
-        self._lost = threading.Event()
         self._records = _Records(request["records"], frames) if request["records"] else None
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self._secrets = Secrets(request["secrets"])
         environment = {**os.environ, **request["environment"], **self._secrets.paths}
+        directory = Path(request["directory"]).expanduser()
+        directory.mkdir(parents=True, exist_ok=True)  # one without files was not brought
         leash = [sys.executable, "-I", "-S", "-c", request["leash"], str(os.getpid())]
         self._process = subprocess.Popen(
             [*leash, *request["command"]],
-            cwd=Path(request["directory"]).expanduser(),
+            cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -74,7 +74,6 @@ class Ward:
             _thread(self._pump, self._process.stdout, OUT),
             _thread(self._pump, self._process.stderr, ERR),
         ]
-        _thread(self._listen)
         _thread(self._watch)
         with suppress(OSError):
             self._until_end()
@@ -107,23 +106,9 @@ class Ward:
             while body := os.read(pipe.fileno(), CHUNK_BYTES):
                 self._frames.send(kind, body)
 
-    def _listen(self) -> None:
-        """What the starter says; its silence is told by the end of the pipe, or by the watch."""
-        with suppress(EOFError, OSError, ValueError, FrameError):
-            while True:
-                kind, body = self._frames.receive()
-                self._heard_s = time.monotonic()
-                if kind == SIGNAL:
-                    self._end_all(int(body))
-                elif kind != BEAT:
-                    break
-        self._lost.set()
-
     def _watch(self) -> None:
-        """Ends everything once nobody listens; needs no lock that a stuck connection may hold."""
-        while not self._lost.wait(TICK_S):
-            if time.monotonic() - self._heard_s > self._lost_after_s:
-                break
+        """Ends everything once nobody listens any more."""
+        Silence(self._frames, self._lost_after_s, heard=self._obey).wait()
         self._end_all(signal.SIGTERM)
         end_s = time.monotonic() + STOP_S
         while time.monotonic() < end_s and descendants():
@@ -133,6 +118,11 @@ class Ward:
         self._end_all(signal.SIGKILL)
         self._secrets.remove()
         os._exit(1)
+
+    def _obey(self, kind: bytes, body: bytes) -> None:
+        if kind != SIGNAL:
+            raise FrameError(f"a frame of kind {kind!r} while a command runs")
+        self._end_all(int(body))
 
     def _end_all(self, number: int) -> None:
         for process in descendants():

@@ -16,7 +16,8 @@ from terrazzo.geometry import Box
 from terrazzo.runtime.allocator import Room
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.kernels import Site
-from terrazzo.runtime.links import Links, Voyage
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.pending import Voyage
 from terrazzo.schedule import Array, Program
 
 

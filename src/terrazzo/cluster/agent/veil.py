@@ -1,0 +1,90 @@
+"""The veil: a WireGuard interface on a device, for as long as the starter holds the connection.
+
+The private key is made here and never leaves. The others' public keys come over SSH, so nobody who
+can't log in gets a word in. What a killed agent left behind, the next one removes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from terrazzo.cluster.agent.frames import Frames
+from terrazzo.cluster.agent.listening import Silence
+from terrazzo.cluster.agent.look import which
+
+PREFIX = "tzveil"
+COMMAND_S, APPEAR_S, POLL_S = 20.0, 5.0, 0.05
+
+
+def hold(request: dict[str, Any], frames: Frames) -> None:
+    """Makes the interface, tells its key and port, lets the others in, and waits for the end."""
+    remove_stale()
+    name = f"{PREFIX}{os.getpid()}"
+    try:
+        make(name)
+        key = run("wg", "genkey").strip()
+        run("wg", "set", name, "private-key", "/dev/stdin", "listen-port", "0", text=key + "\n")
+        run("ip", "address", "add", f"{request['address']}/{request['bits']}", "dev", name)
+        run("ip", "link", "set", name, "up")
+        port = int(run("wg", "show", name, "listen-port"))
+        frames.tell({"name": name, "key": run("wg", "pubkey", text=key).strip(), "port": port})
+        for peer in frames.hear():
+            run(
+                "wg", "set", name, "peer", peer["key"], "allowed-ips", f"{peer['address']}/32",
+                "endpoint", f"{peer['host']}:{peer['port']}", "persistent-keepalive", "15",
+            )  # fmt: skip
+        frames.tell({})
+        Silence(frames, float(request["lost_after_s"])).wait()
+    finally:
+        remove(name)
+
+
+def make(name: str) -> None:
+    """By the kernel where it has WireGuard, else by a program that does the same."""
+    try:
+        run("ip", "link", "add", name, "type", "wireguard")
+    except OSError:
+        if not which("wireguard-go"):
+            raise OSError(
+                0, "this kernel has no WireGuard, and there is no wireguard-go: install one, or "
+                "leave encrypt out"
+            ) from None  # fmt: skip
+        run("wireguard-go", name)
+        end_s = time.monotonic() + APPEAR_S
+        while time.monotonic() < end_s and name not in run("wg", "show", "interfaces").split():
+            time.sleep(POLL_S)
+
+
+def remove(name: str) -> None:
+    with suppress(OSError):
+        run("ip", "link", "delete", name)
+
+
+def remove_stale() -> None:
+    """Those whose maker, named by its number, is gone."""
+    for entry in Path("/sys/class/net").iterdir():
+        number = entry.name.removeprefix(PREFIX)
+        if entry.name != number and number.isdigit() and not Path(f"/proc/{number}").exists():
+            remove(entry.name)
+
+
+def run(*command: str, text: str = "") -> str:
+    """As root, directly or by a sudo that asks nothing; OSError says what was refused."""
+    words = [which(command[0]) or command[0], *command[1:]]
+    if os.geteuid() != 0:
+        words = ["sudo", "-n", *words]
+    try:
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, check=False, timeout=COMMAND_S
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(0, f"{' '.join(command[:3])}: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["refused"])[-1]
+        raise OSError(0, f"{' '.join(command[:3])}: {said}")
+    return done.stdout

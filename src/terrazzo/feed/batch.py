@@ -1,0 +1,112 @@
+"""Batch: what one device has read and others have parts of, to be spread once more if need be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from terrazzo.errors import UsageError
+from terrazzo.geometry import Box
+from terrazzo.runtime.links import Links
+
+if TYPE_CHECKING:
+    from terrazzo.feed.feed import Feed
+
+
+class Batch:
+    """One batch; the tensors that go into net are real on the device that reads."""
+
+    def __init__(self, feed: Feed, number: int, epoch: int) -> None:
+        self.feed, self.number, self.epoch = feed, number, epoch
+        self.tensors: list[Tensor] = []
+
+
+class Slice:
+    """One input in a batch: where the parts of it come from."""
+
+    def __init__(self, batch: Batch, place: int, like: Tensor) -> None:
+        self.batch, self.place = batch, place
+        self.dtype = like.dtype
+        self.epoch = batch.epoch
+
+    def spread(self, boxes: Sequence[Box]) -> Tensor:
+        """This device's box of it; all devices call this at once."""
+        feed = self.batch.feed
+        feed.find_reader()
+        self.epoch = feed.links.epoch
+        whole = self.batch.tensors[self.place] if self.batch.tensors else None
+        return scatter(feed.links, whole, boxes, reader=feed.place, dtype=self.dtype)
+
+
+def scatter(
+    links: Links, whole: Tensor | None, boxes: Sequence[Box], *, reader: int, dtype: torch.dtype
+) -> Tensor:
+    """Every device its box; ``whole`` is on the reader only."""
+    mine = boxes[links.device]
+    if links.device == reader:
+        assert whole is not None
+        pieces = [whole[box.slices()].contiguous() for box in boxes]
+        links.exchange(
+            [
+                (device, 0, piece)
+                for device, piece in enumerate(pieces)
+                if device != reader and piece.numel()
+            ],
+            [],
+        )
+        return pieces[reader]
+    piece = torch.empty(mine.shape, dtype=dtype)
+    links.exchange([], [(reader, 0, piece)] if piece.numel() else [])
+    return piece
+
+
+def describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
+    """What the others must know of a batch before it comes, and its tensors."""
+    if batch is None:
+        return {"end": True}, []
+    leaves, tree = pytree.tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    places = [isinstance(leaf, Tensor) for leaf in leaves]
+    header = {
+        "tree": pytree.treespec_dumps(tree),
+        "tensors": [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors],
+        "plain": plain,
+        "places": places,
+    }
+    try:
+        json.dumps(header)
+    except TypeError as error:
+        raise UsageError(
+            f"the batch holds something that is neither a tensor nor plain data ({error}): return "
+            "tensors, numbers and strings from the collate function"
+        ) from error
+    return header, tensors
+
+
+def outlines(header: dict[str, Any]) -> list[Tensor]:
+    """Tensors of the right shapes that hold nothing."""
+    return [
+        torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        for shape, dtype in header["tensors"]
+    ]
+
+
+def rebuild(header: dict[str, Any], tensors: list[Any], batch: Any) -> Any:
+    """The batch in its own structure, with parts in place of tensors."""
+    found = iter(tensors)
+    if batch is not None:
+        leaves, tree = pytree.tree_flatten(batch)
+        return pytree.tree_unflatten(
+            [next(found) if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree
+        )
+    leaves = [
+        next(found) if is_tensor else plain
+        for is_tensor, plain in zip(header["places"], header["plain"], strict=True)
+    ]
+    return pytree.tree_unflatten(leaves, pytree.treespec_loads(header["tree"]))

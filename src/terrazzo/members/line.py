@@ -1,0 +1,85 @@
+"""Line: a connection for short messages between two devices: JSON, each with its length before it.
+
+Nothing but plain data is ever read from one, and no message is longer than it may be.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+from typing import Any
+
+HEAD = struct.Struct("<I")
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+LONGEST_BYTES = 1 << 20
+MOST_WAITING_BYTES = 4 << 20
+"""What may wait for a device that takes nothing before it counts as lost."""
+
+
+class LineError(OSError):
+    """The other end is gone, or does not keep to the form."""
+
+
+class Line:
+    """One end. Neither sending nor receiving ever waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._leaving = bytearray()
+        self._come = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is left to send."""
+        return bool(self._leaving)
+
+    def say(self, message: Any) -> None:
+        data = json.dumps(message, separators=(",", ":")).encode()
+        self._leaving += HEAD.pack(len(data)) + data
+        self.push()
+
+    def push(self) -> None:
+        """Sends as much as the system takes."""
+        try:
+            while self._leaving:
+                del self._leaving[: self.socket.send(self._leaving)]
+        except NOT_NOW:
+            if len(self._leaving) > MOST_WAITING_BYTES:
+                raise LineError("it takes no messages") from None
+
+    def hear(self) -> list[Any]:
+        """The messages that are complete."""
+        try:
+            while True:
+                part = self.socket.recv(1 << 16)
+                if not part:
+                    raise LineError("connection closed")
+                self._come += part
+                if len(self._come) > 2 * LONGEST_BYTES:
+                    break
+        except NOT_NOW:
+            pass
+        found = []
+        while len(self._come) >= HEAD.size:
+            (length,) = HEAD.unpack_from(self._come)
+            if length > LONGEST_BYTES:
+                raise LineError(f"a message of {length} bytes, more than {LONGEST_BYTES}")
+            if len(self._come) < HEAD.size + length:
+                break
+            data = bytes(self._come[HEAD.size : HEAD.size + length])
+            del self._come[: HEAD.size + length]
+            try:
+                found.append(json.loads(data))
+            except ValueError as error:
+                raise LineError("a message that is no JSON") from error
+        return found
+
+    def close(self) -> None:
+        self.socket.close()

@@ -1,0 +1,144 @@
+"""Progress: a training run as a whole, with what a net cannot see: optimisers, data, epochs.
+
+A device that comes later runs the same script. At its first epoch it asks the others to be let in,
+receives everything that is registered here, and goes on with them at the next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from terrazzo.errors import UsageError
+from terrazzo.feed.feed import Feed
+from terrazzo.runtime.cut import plain
+from terrazzo.runtime.joining import join_later
+from terrazzo.runtime.net import Net
+from terrazzo.runtime.parcel import pack, unpack
+from terrazzo.runtime.recovery import Recovery, give_tensors, take_tensors
+
+
+class Run:
+    """``tz.Run(net, optimizer, scheduler, loader=loader, ema=ema)``.
+
+    Whatever has ``state_dict`` and ``load_state_dict`` can be registered, by place or by name.
+    ``epochs`` and ``feed`` take the place of the usual two loops, and know how far they are:
+
+        for epoch in run.epochs(10):
+            for x, y in run.feed():
+                ...
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        *parts: Any,
+        loader: Iterable[Any] | None = None,
+        inputs: int = 1,
+        reader: int = 0,
+        **named: Any,
+    ) -> None:
+        self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        self.parts: dict[str, Any] = {}
+        for number, part in enumerate(parts):
+            self._register(f"{number} {type(part).__name__}", part)
+        for name, part in named.items():
+            self._register(name, part)
+        self.epoch = 0
+        """The epoch that is under way, or comes next."""
+        self._feed: Feed | None = None
+        self._begun: Mapping[str, Any] | None = None
+        recovery: Recovery | None = net.links.recovery
+        if recovery is not None:
+            recovery.host = self
+
+    def _register(self, name: str, part: Any) -> None:
+        lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(part, m)]
+        if lacks:
+            raise UsageError(
+                f"tz.Run cannot keep {name} ({type(part).__name__}): it has no {lacks[0]}. Give "
+                "the loader as loader=, and anything else as an object with both methods"
+            )
+        self.parts[name] = part
+
+    # ---- the two loops -------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of so many; who comes later begins where the others are."""
+        if self.net.links.later is not None:
+            join_later(self.net.links, self)
+        while self.epoch < count:
+            yield self.epoch
+            self.epoch += 1
+
+    def feed(self) -> Iterator[Any]:
+        """The batches of this epoch that are left, as ``tz.feed`` gives them."""
+        links = self.net.links
+        if links.devices == 1 and links.recovery is None and self._begun is None:
+            if self.loader is None:
+                raise UsageError("tz.Run has no loader: give it one, loader=")
+            yield from self.loader
+            return
+        feed = Feed(self.loader, self.net, inputs=self.inputs, reader=self.reader, admits=True)
+        if self._begun is not None:
+            feed.go_on_from(self._begun)
+            self._begun = None
+        self._feed = feed
+        yield from feed
+        self.reader = feed.reader
+        self._feed = None
+
+    # ---- state ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, to be loaded into a run of the same script; call it between two steps."""
+        net = self.net
+        return {
+            "net": net.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "calls": net.calls,
+            "commits": net.commits,
+            "seed": net.seed,
+            "epoch": self.epoch,
+            "data": None if self._feed is None else self._feed.where(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there; call it before ``epochs``."""
+        missing = set(self.parts) ^ set(state["parts"])
+        if missing:
+            raise UsageError(
+                f"the state and this run do not hold the same parts ({', '.join(sorted(missing))}):"
+                " register the same objects in the same order"
+            )
+        net = self.net
+        net.load_state_dict(state["net"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+        net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
+        self.epoch, self._begun = state["epoch"], state["data"]
+
+    # ---- those who come later ------------------------------------------------------------
+
+    def give(self, source: int) -> None:
+        """Sends all this to devices that have just joined."""
+        tensors: list[torch.Tensor] = []
+        state = pack({**self.state_dict(), "grads": self._grads()}, tensors, name="the run")
+        give_tensors(self.net.links, tensors, source, state)
+
+    def take(self, source: int) -> None:
+        tensors, packed = take_tensors(self.net.links, source)
+        state = unpack(packed, tensors)
+        self.load_state_dict(state)
+        for name, parameter in self.net.named_parameters():
+            parameter.grad = state["grads"].get(name)
+
+    def _grads(self) -> dict[str, torch.Tensor]:
+        """A script may clear gradients after the next batch has come."""
+        return {
+            name: plain(parameter.grad)
+            for name, parameter in self.net.named_parameters()
+            if parameter.grad is not None
+        }

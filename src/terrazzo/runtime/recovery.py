@@ -1,0 +1,251 @@
+"""Recovery: an operation of all devices survives the loss of some of them.
+
+Whatever devices do together (a forward call, a backward pass, the next batch) is an operation, with
+a number. It begins with a note from everybody to everybody, so no device is more than one operation
+ahead of another. When members of the run are lost the rest agree on a new view, in which each says
+how many operations it has finished:
+
+- all the same: the operation in flight counts as never begun, and all make it again;
+- some are one ahead: it is finished. They ``give`` its result to the others, who ``take`` it.
+  After a backward pass nothing is given: who sent the last note has all its gradients.
+
+So all survivors see the same results of the same operations.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from terrazzo.errors import PeerLost
+from terrazzo.members.control import Control, Interrupted
+from terrazzo.members.meeting import Wrap, meet, unwrapped
+from terrazzo.members.view import View
+from terrazzo.runtime.credentials import Credentials
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.regroup import regroup
+from terrazzo.runtime.sockets import own_address
+
+Result = TypeVar("Result")
+Give = Callable[[int], None]
+NEW = -1
+"""How many operations somebody has finished who has only just joined."""
+
+
+class Follower(Protocol):
+    """Somebody who must know that the members have changed."""
+
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """``kept``: for every device its number before, None for one that is new."""
+
+
+class Host(Protocol):
+    """Who has all that a device needs when it joins (a Run)."""
+
+    net: Any
+
+    def give(self, source: int) -> None: ...
+
+    def take(self, source: int) -> None: ...
+
+
+class Recovery:
+    """The operations of this device, numbered, and what happens when members change."""
+
+    def __init__(self, links: Links, control: Control) -> None:
+        self.links, self.control = links, control
+        self.host: Host | None = None
+        self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.regrouped = 0
+        """How often members have changed."""
+        self.took_s = 0.0
+        """From the alarm to new links, the last time."""
+        self.is_inside = False
+        self._give: Give | None = None
+        control.wake = links.hang_up
+        control.is_waiting = lambda: links.waits
+
+    def perform(
+        self, attempt: Callable[[], Result], *, take: Callable[[int], Result], give: Any
+    ) -> Result:
+        """Makes an operation until it is finished for all members.
+
+        ``take(source)`` gets its result from a device that has finished it, and
+        ``give(result)(source)`` is the other side of that.
+        """
+        if self.is_inside:
+            return attempt()
+        control, links = self.control, self.links
+        number = control.done + 1
+        control.entered = number
+        self.is_inside = True
+        try:
+            act: Callable[[], Result] = attempt
+            while True:
+                try:
+                    control.check(links.epoch)
+                    result = act()
+                    control.finish(number, links.epoch)
+                    break
+                except Interrupted as error:
+                    source = self._regroup(number, error)
+                    act = attempt if source is None else _taking(take, source)
+        except PeerLost as error:
+            links.fail(error)
+            raise
+        finally:
+            self.is_inside = False
+        self._give = give(result)
+        return result
+
+    def _regroup(self, number: int, error: Interrupted) -> int | None:
+        """New links; gives who has finished this operation, None if nobody has."""
+        begin = time.monotonic()
+        before = self.links.members
+        self.control.alarm_unless_past(self.links.epoch)
+        while True:
+            try:
+                view, counts = self.control.next_view(self.links.epoch)
+                regroup(self.links, self.control, view)
+                self.took_s = time.monotonic() - begin
+                self._tell(before, view)
+                kept = [before.index(d) if d in before else None for d in view.members]
+                for follower in list(self.followers):
+                    follower.follow(kept)
+                before = view.members
+                found = self._settle(number, view, counts)
+                self._welcome(view, counts)
+                return found
+            except Interrupted:
+                continue
+
+    def _settle(self, number: int, view: View, counts: dict[int, int]) -> int | None:
+        """Those who are ahead give to those who are behind; newcomers only listen."""
+        most = max(counts.values())
+        if all(count in (most, NEW) for count in counts.values()):
+            return None
+        source = next(at for at, device in enumerate(view.members) if counts[device] == most)
+        if most >= number:
+            return source
+        if self._give is not None:
+            self._give(source)
+        return None
+
+    def _welcome(self, view: View, counts: dict[int, int]) -> None:
+        """Newcomers receive what the others have; these are all before the same batch."""
+        if NEW in counts.values():
+            assert self.host is not None, "who has no run lets nobody in"
+            self.host.give(first_old(view, counts))
+
+    def _tell(self, before: Sequence[int], view: View) -> None:
+        self.regrouped += 1
+        links = self.links
+        if links.recorder is not None:
+            links.recorder.note("regroup", devices=float(links.devices), took_s=self.took_s)
+        if links.device == 0:
+            reasons = self.control.reasons
+            lost = [
+                f"device {d} {reasons.get(d, 'was lost')}" for d in before if d not in view.members
+            ]
+            come = [f"device {d} has joined" for d in view.members if d not in before]
+            what = "; ".join([*lost, *come]) or "a connection broke"
+            count = "1 device goes" if links.devices == 1 else f"{links.devices} devices go"
+            print(f"terrazzo: {what}: {count} on", file=sys.stderr, flush=True)
+
+
+def first_old(view: View, counts: dict[int, int]) -> int:
+    """The first who was here before."""
+    return next(place for place, device in enumerate(view.members) if counts[device] != NEW)
+
+
+def _taking(take: Callable[[int], Result], source: int) -> Callable[[], Result]:
+    return lambda: take(source)
+
+
+def perform(
+    links: Links,
+    attempt: Callable[[], Result],
+    *,
+    take: Callable[[int], Result],
+    give: Callable[[Result], Give | None],
+) -> Result:
+    """An operation of all devices; without recovery it is simply made."""
+    recovery = links.recovery
+    if recovery is None:
+        return attempt()
+    found: Result = recovery.perform(attempt, take=take, give=give)
+    return found
+
+
+# ---- results on their way -----------------------------------------------------------------------
+
+
+def give_tensors(links: Links, tensors: Sequence[Tensor], source: int, plain: Any = None) -> None:
+    """Sends tensors and plain data from ``source``; others who have them too listen along."""
+    mine = links.device == source
+    rows = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors]
+    links.broadcast_bytes(json.dumps([rows, plain]).encode() if mine else None, source)
+    for tensor in tensors:
+        # Not the tensor itself: it may have been changed since, and must not be.
+        links.broadcast(tensor.detach().clone().contiguous(), source)
+
+
+def take_tensors(links: Links, source: int) -> tuple[list[Tensor], Any]:
+    """The other side of ``give_tensors``."""
+    rows, plain = json.loads(links.broadcast_bytes(None, source))
+    found = []
+    for shape, dtype in rows:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        found.append(links.broadcast(tensor, source))
+    return found, plain
+
+
+# ---- beginning ----------------------------------------------------------------------------------
+
+
+def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None) -> None:
+    """From now on the loss of a device is survived; all devices call this at one time."""
+    if links.devices == 1 or links.recovery is not None:
+        return
+    store = links.store
+
+    def get(key: str) -> str:
+        return bytes(store.get(f"terrazzo/members/{key}")).decode()
+
+    links.control = meet(
+        links.device,
+        links.devices,
+        at=own_address(links.sockets),
+        put=lambda key, value: store.set(f"terrazzo/members/{key}", value),
+        get=get,
+        tie=tie,
+        limit_s=links.timeout_s,
+        wrap=unwrapped if credentials is None else encrypted(credentials),
+    )
+    links.recovery = Recovery(links, links.control)
+    if links.device == 0:
+        print(
+            f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
+            f"with device {tie}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def encrypted(credentials: Credentials) -> Wrap:
+    serving, calling = credentials.serving(), credentials.calling()
+
+    def wrap(connection: socket.socket, called: bool) -> socket.socket:
+        context = serving if called else calling
+        waits = connection.gettimeout() != 0.0
+        return context.wrap_socket(connection, server_side=called, do_handshake_on_connect=waits)
+
+    return wrap

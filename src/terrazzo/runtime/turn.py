@@ -1,0 +1,85 @@
+"""Turn: a forward call of a net as an operation of all devices, made again where one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from terrazzo.records import Ref
+from terrazzo.runtime.call import Call, Ready
+from terrazzo.runtime.part import Part
+from terrazzo.runtime.recovery import Give, give_tensors, perform, take_tensors
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.net import Net
+
+
+class Made(NamedTuple):
+    """What came of it."""
+
+    call: Call
+    outputs: list[Any]
+
+
+class Turn:
+    """The inputs of one call, and the ways to its outputs."""
+
+    def __init__(self, net: Net, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
+        self.net, self.leaves, self.tree = net, leaves, tree
+
+    def run(self) -> Any:
+        made: Made = perform(self.net.links, self._attempt, take=self._take, give=self._give)
+        return pytree.tree_unflatten(made.outputs, made.call.ready.output_tree)
+
+    def _attempt(self) -> Made:
+        key = self.net._key(self.leaves, self.tree)
+        self.net._open(self.leaves, key)
+        ready = self.net._prepared(self.leaves, self.tree, key)
+        self.leaves = relaid(self.net, ready, self.leaves)
+        call = Call(self.net, ready, self.leaves)
+        return Made(call, call.run())
+
+    def _ready(self) -> Ready:
+        return self.net._prepared(self.leaves, self.tree, self.net._key(self.leaves, self.tree))
+
+    def _give(self, made: Made) -> Give:
+        """Outputs, and the buffers as they are after the call, for those who missed its end."""
+        outputs = [
+            output.detach()
+            for output, argument in zip(made.outputs, made.call.ready.graph.outputs, strict=True)
+            if isinstance(argument, Ref)
+        ]
+        changing = made.call.ready.changing
+
+        def give(source: int) -> None:
+            self._ready()
+            give_tensors(self.net.links, [*outputs, *(get() for get in changing.values())], source)
+
+        return give
+
+    def _take(self, source: int) -> Made:
+        ready = self._ready()
+        tensors, _ = take_tensors(self.net.links, source)
+        count = len(tensors) - len(ready.changing)
+        call = Call(self.net, ready, self.leaves, received=tensors[:count])
+        outputs = call.run()
+        with torch.no_grad():
+            for get, tensor in zip(ready.changing.values(), tensors[count:], strict=True):
+                get().copy_(tensor)
+        return Made(call, outputs)
+
+
+def relaid(net: Net, ready: Ready, leaves: Sequence[Any]) -> list[Any]:
+    """Inputs that were fed for another plan, fed again: the device that reads has all of them."""
+    found, links = [], net.links
+    for name, leaf in zip(ready.graph.inputs, leaves, strict=True):
+        if isinstance(leaf, Part) and leaf.origin is not None and leaf.origin.epoch != links.epoch:
+            whole = leaf.shape
+            boxes = ready.machine.program.given.get(name or "") or leaf.whole_boxes(links.devices)
+            leaf = leaf.again(boxes, links.device)
+            assert leaf.shape == whole
+        found.append(leaf)
+    return found

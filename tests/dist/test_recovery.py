@@ -1,0 +1,247 @@
+"""Devices that die or fall silent while others go on: the numbers are those of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expendable import Fate, fates
+from plain import assert_close, batches, bits, cnn, state, train
+from torch import Tensor, nn
+
+import terrazzo as tz
+from terrazzo.members import health
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 6
+DATA = batches(STEPS)
+X, Y = DATA[0]
+Found = dict[str, Any]
+
+
+def die(number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
+
+
+def strike(target: Any, method: str, act: Callable[[], None], *, at: int) -> None:
+    """Lets something happen at the n-th use of a method."""
+    usual, count = getattr(target, method), 0
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            act()
+        return usual(*args, **kwargs)
+
+    setattr(target, method, struck)
+
+
+def expected() -> dict[str, Tensor]:
+    plain = cnn()
+    train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9), DATA)
+    return state(plain)
+
+
+def told(net: nn.Module, losses: list[float]) -> Found:
+    links = net.links
+    return {
+        "state": {name: tensor.numpy() for name, tensor in state(net).items()},
+        "bits": bits(net),
+        "losses": losses,
+        "members": links.members,
+        "reasons": dict(links.control.reasons),
+        "calls": (net.calls, net.commits),
+    }
+
+
+def agreed(found: list[Fate], members: tuple[int, ...]) -> None:
+    """All these went on together, to the end and to the right numbers."""
+    done = {d: fate for d, fate in enumerate(found) if fate.kind == "done"}
+    assert tuple(done) == members, found
+    right = expected()
+    for fate in done.values():
+        assert fate.what["members"] == members
+        found_state = {name: torch.as_tensor(t) for name, t in fate.what["state"].items()}
+        assert_close(found_state, right)
+    assert len({fate.what["bits"] for fate in done.values()}) == 1
+    assert len({fate.what["calls"] for fate in done.values()}) == 1
+
+
+def training(device: int, method: str, at: int, number: int = signal.SIGKILL) -> Found:
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if net.links.device == device:
+        strike(net.links, method, lambda: die(number), at=at)
+    return told(net, train(net, optimizer, DATA))
+
+
+PLACES = {
+    "first-forward": ("depart", 1),
+    "forward": ("depart", 7),
+    "backward": ("sum_later", 3),
+    "statistics": ("gather", 20),
+    "notes": ("gather", 31),
+}
+
+
+@pytest.mark.parametrize("device", [0, 2])
+@pytest.mark.parametrize("place", list(PLACES))
+def test_a_killed_device_does_not_change_the_numbers(device: int, place: str) -> None:
+    found = fates(3, training, device, *PLACES[place])
+    assert found[device].kind == "gone"
+    agreed(found, tuple(d for d in range(3) if d != device))
+
+
+def finishing(device: int, number: int) -> Found:
+    """Dies when the others may or may not have its last note."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if net.links.device == device:
+        strike(net.links.control, "finish", die, at=number)
+    return told(net, train(net, optimizer, DATA))
+
+
+@pytest.mark.parametrize("number", [3, 4], ids=["after-forward", "after-backward"])
+def test_a_device_killed_when_it_has_finished_before_others(number: int) -> None:
+    agreed(fates(3, finishing, 1, number), (0, 2))
+
+
+def stepping(device: int) -> Found:
+    """Dies between its optimiser's step and that of the others, and between two steps."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    me = net.links.device
+    if me == device:
+        strike(optimizer, "step", die, at=3)
+    else:
+        strike(optimizer, "step", lambda: time.sleep(0.3 * me), at=3)
+    return told(net, train(net, optimizer, DATA))
+
+
+def test_a_device_killed_between_the_steps_of_optimisers() -> None:
+    agreed(fates(3, stepping, 0), (1, 2))
+
+
+def validating(device: int) -> Found:
+    """A validation after every second step; one dies in the middle of the second."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    seen: list[float] = []
+
+    def validate(step: int) -> None:
+        if step % 2:
+            if step == 3 and net.links.device == device:
+                strike(net.links, "depart", die, at=2)
+            net.eval()
+            with torch.no_grad():
+                seen.append(float(F.cross_entropy(net(X), Y)))
+            net.train()
+
+    losses = train(net, optimizer, DATA, after=validate)
+    return told(net, [*losses, *seen])
+
+
+def test_a_device_killed_in_validation() -> None:
+    found = fates(3, validating, 0)
+    agreed(found, (1, 2))
+    assert found[1].what["losses"] == found[2].what["losses"]
+
+
+def test_a_silent_device_is_left_behind_and_named() -> None:
+    found = fates(3, training, 1, "depart", 7, signal.SIGSTOP, ignoring=[1])
+    assert found.pop(1).kind == "silent"
+    for fate in found:
+        assert fate.what["members"] == (0, 2)
+        assert "was silent for" in fate.what["reasons"][1]
+
+
+def sleeping(device: int) -> Found:
+    """Stands still for longer than others wait, then goes on as if nothing had happened."""
+    health.MOST_SILENT_S = 5.0
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if net.links.device == device:
+        if os.fork() == 0:  # somebody must wake it up
+            time.sleep(9)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        strike(net.links, "depart", lambda: die(signal.SIGSTOP), at=7)
+    return told(net, train(net, optimizer, DATA))
+
+
+def test_a_device_that_comes_back_too_late_does_not_go_on() -> None:
+    found = fates(3, sleeping, 2)
+    agreed(found[:2], (0, 1))
+    assert (found[2].kind, found[2].what) == ("raised", "PeerLost")
+
+
+def two_of_four(first: int, second: int) -> Found:
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if net.links.device == first:
+        strike(net.links, "depart", die, at=7)
+    if net.links.device == second:
+        strike(net.links.control, "next_view", die, at=1)
+    return told(net, train(net, optimizer, DATA))
+
+
+def test_a_second_device_is_lost_in_the_recovery_from_the_first() -> None:
+    agreed(fates(4, two_of_four, 3, 2), (0, 1))
+
+
+def test_half_goes_on_with_the_tie_breaker_only() -> None:
+    agreed(fates(2, training, 1, "depart", 7), (0,))
+    lost = fates(2, training, 0, "depart", 7)[1]
+    assert (lost.kind, lost.what) == ("raised", "PeerLost")
+    assert "device 0 (lost its connection" in lost.message
+    assert "half with device 0" in lost.message
+
+
+def raising(device: int) -> None:
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    if net.links.device == device:
+        strike(net.links, "depart", out_of_memory, at=7)
+    train(net, torch.optim.SGD(net.parameters(), 0.1), DATA)
+
+
+def out_of_memory() -> None:
+    raise MemoryError("nothing left for 64 MiB")
+
+
+def test_a_script_that_raises_ends_the_run() -> None:
+    """What fails by itself would fail again: nobody goes on without it."""
+    found = fates(3, raising, 1)
+    assert found.pop(1).what == "MemoryError"
+    for fate in found:
+        assert (fate.kind, fate.what) == ("raised", "PeerLost")
+        assert "device 1 failed: MemoryError: nothing left for 64 MiB" in fate.message
+
+
+def cut() -> None:
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,), layout="channels")
+    assert net.homes
+    if net.links.device == 1:
+        strike(net.links, "depart", die, at=7)
+    train(net, torch.optim.SGD(net.parameters(), 0.1), DATA)
+
+
+def test_a_lost_part_of_a_weight_is_said() -> None:
+    for fate in fates(3, cut)[::2]:
+        assert (fate.kind, fate.what) == ("raised", "PeerLost")
+        assert "is cut over the devices" in fate.message

@@ -1,0 +1,113 @@
+"""Members of a run agree on who goes on: in every order of messages, failures and suspicions.
+
+``TERRAZZO_EXPLORE=long`` walks the worlds of larger clusters with more failures to their end, which
+takes an hour; without it those are wandered through by chance.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from terrazzo.members import council
+from terrazzo.members.council import Council, Decided, Seat
+from terrazzo.members.view import View, goes_on
+
+sys.path.insert(0, str(Path(__file__).parent))
+from explorer import Budget, begin, explore, wander
+
+LONG = os.environ.get("TERRAZZO_EXPLORE") == "long"
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("tie", [0, 2])
+def test_two_groups_that_may_go_on_share_a_device(size: int, tie: int) -> None:
+    members = tuple(range(size))
+    view = View(0, members, tie % size)
+    groups = [set(g) for count in range(size + 1) for g in combinations(members, count)]
+    going = [group for group in groups if goes_on(group, view)]
+    assert all(one & other for one in going for other in going)
+    for group in groups:  # and one of two parts always may
+        assert goes_on(group, view) != goes_on(set(members) - group, view)
+
+
+def test_strangers_do_not_count() -> None:
+    assert not goes_on({0, 7, 8, 9}, View(0, (0, 1, 2), 0))
+
+
+def test_the_tie_moves_on_when_its_device_is_lost() -> None:
+    view = View(3, (0, 1, 2, 3), 0)
+    assert view.next([1, 2, 3]) == View(4, (1, 2, 3), 1)
+    assert view.next([0, 3]) == View(4, (0, 3), 0)
+
+
+QUICK = [
+    (2, Budget(crashes=2, ticks=1)),
+    (2, Budget(cuts=1, pauses=1, ticks=2)),
+    (2, Budget(mistakes=2, ticks=1)),
+    (2, Budget(guests=1, crashes=1)),
+    (3, Budget(crashes=2)),
+    (3, Budget(crashes=1, ticks=1)),
+    (3, Budget(pauses=1)),
+    (3, Budget(cuts=1)),
+    (3, Budget(mistakes=1)),
+]
+LARGE = [
+    (3, Budget(cuts=1, crashes=1)),
+    (3, Budget(cuts=2, ticks=1)),
+    (3, Budget(crashes=1, pauses=1, ticks=1)),
+    (3, Budget(mistakes=1, crashes=1, ticks=1)),
+    (3, Budget(guests=1, crashes=1)),
+    (4, Budget(crashes=1)),
+    (4, Budget(crashes=2)),
+    (4, Budget(cuts=1, crashes=1)),
+    (5, Budget(crashes=1)),
+    (5, Budget(crashes=1, pauses=1)),
+]
+
+
+def told(case: tuple[int, Budget]) -> str:
+    count, budget = case
+    return f"{count}-" + "-".join(f"{name}{n}" for name, n in budget._asdict().items() if n)
+
+
+@pytest.mark.timeout(240 if not LONG else 7200)
+@pytest.mark.parametrize("case", QUICK + LARGE * LONG, ids=told)
+def test_every_way_ends_well(case: tuple[int, Budget]) -> None:
+    worlds, ends = explore(begin(*case), most=50_000_000 if LONG else 150_000)
+    assert worlds > ends > 0
+
+
+@pytest.mark.parametrize("case", LARGE, ids=told)
+def test_ways_by_chance_end_well(case: tuple[int, Budget]) -> None:
+    count, budget = case
+    draw = random.Random(20)
+    first = begin(count, budget._replace(ticks=2))
+    assert all(wander(first, draw=draw) > count for _ in range(60))
+
+
+# ---- the explorer would notice ----------------------------------------------------------------
+
+
+def test_a_careless_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may go on without the others: two devices that lose each other both do."""
+    import explorer
+
+    explorer.react.cache_clear()
+    monkeypatch.setattr(council, "goes_on", lambda some, view: bool(some))
+    with pytest.raises(AssertionError, match="two views"):
+        explore(begin(2, Budget(cuts=1)), most=10_000)
+    explorer.react.cache_clear()
+
+
+def test_a_guest_is_let_in() -> None:
+    guest = Council(Seat(2, View(-1, (), 0)))
+    guest.hear(0, Decided(View(4, (0, 1), 0)))
+    assert not guest.seat.is_out
+    guest.hear(0, Decided(View(5, (0, 1, 2), 0)))
+    assert guest.seat.view.members == (0, 1, 2)
