@@ -177,6 +177,7 @@ class TestEnd:
     def test_with_the_starter_everything_ends(
         self, devices: SshDevices, project: Path, number: int
     ) -> None:
+        sockets = Path(tempfile.gettempdir())
         starter, processes = self.started(devices, project)
         starter.send_signal(number)
         _, err = starter.communicate(timeout=60)
@@ -184,6 +185,11 @@ class TestEnd:
         if number == signal.SIGINT:
             assert starter.returncode == 130
             assert "stopped by Ctrl-C" in err
+        else:  # nobody could clear up; the next start does
+            assert list(sockets.glob(f"tz-ssh-{starter.pid}-*"))
+            (project / "train.py").write_text("")
+            assert main(["run", "--on", str(devices.cluster()), "--no-record", "train.py"]) == 0
+        assert not list(sockets.glob(f"tz-ssh-{starter.pid}-*"))
 
     def test_a_cut_cable_ends_both_sides(self, devices: SshDevices, project: Path) -> None:
         starter, processes = self.started(devices, project, "lost_after_s = 3")

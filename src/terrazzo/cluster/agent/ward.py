@@ -39,6 +39,7 @@ TICK_S, RECORDS_S, VITALS_S = 0.1, 0.5, 2.0
 STOP_S, DRAIN_S = 3.0, 2.0
 CHUNK_BYTES = 1 << 16
 LARGEST_FILE_BYTES = 64 << 20
+SECRETS = "terrazzo-run-"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -140,7 +141,9 @@ class Secrets:
             return
         places = (os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm")
         place = next((name for name in places if name and os.access(name, os.W_OK)), None)
-        self._folder = Path(tempfile.mkdtemp(prefix="terrazzo-", dir=place))  # nobody else's
+        remove_stale(Path(place or tempfile.gettempdir()))
+        prefix = f"{SECRETS}{os.getpid()}-"
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # nobody else's
         for name, text in texts.items():
             path = self._folder / name
             path.touch(mode=0o600)
@@ -150,6 +153,16 @@ class Secrets:
     def remove(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def remove_stale(place: Path) -> None:
+    """What wards left that were killed: folders of this user, named by a process that is gone."""
+    for path in place.glob(f"{SECRETS}*-*"):
+        number = path.name.removeprefix(SECRETS).partition("-")[0]
+        with suppress(OSError):
+            own = path.lstat().st_uid == os.geteuid()
+            if own and number.isdigit() and not Path(f"/proc/{number}").exists():
+                shutil.rmtree(path)
 
 
 class _Records:
