@@ -43,19 +43,21 @@ class Run:
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
         reader: int = 0,
-        checkpoints: str | Path | None = None,
-        every: int = 100,
+        every: int | None = None,
         copies: int = 2,
+        checkpoints: str | Path | None = None,
         **named: Any,
     ) -> None:
-        """``checkpoints`` is a folder of each device: every so many steps of ``feed`` that many
-        devices, the first ones, write one into theirs.
+        """``every`` so many steps of ``feed`` a checkpoint is written by ``copies`` devices, the
+        first ones. ``checkpoints`` is the folder of this device for them; by default it lies in
+        the folder of the run.
         """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
-        if every < 1 or copies < 1:
+        if (every is not None and every < 1) or copies < 1:
             raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
         self.every, self.copies = every, copies
-        self.scribe = None if checkpoints is None else Scribe(Shelf(Path(checkpoints)))
+        folder = checkpoints or (None if every is None else self._folder())
+        self.scribe = None if folder is None else Scribe(Shelf(Path(folder)))
         self.steps = 0
         """Batches that were used up."""
         self.parts: dict[str, Any] = {}
@@ -71,6 +73,15 @@ class Run:
         if recovery is not None:
             recovery.host = self
 
+    def _folder(self) -> Path:
+        links = self.net.links
+        if links.recorder is None:
+            raise UsageError(
+                "tz.Run(every=...) has no folder to save to: start the script with terrazzo run, "
+                "which records, or give checkpoints="
+            )
+        return Path(links.recorder.folder) / "checkpoints" / str(links.device)
+
     def _register(self, name: str, part: Any) -> None:
         lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(part, m)]
         if lacks:
@@ -84,8 +95,11 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of so many; who comes later begins where the others are."""
-        if self.net.links.later is not None:
-            join_later(self.net.links, self)
+        links = self.net.links
+        if links.later is not None:
+            join_later(links, self)
+        elif links.resume_from is not None and not self.steps:
+            self._resume(Shelf(links.resume_from / str(links.device)))
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
@@ -107,7 +121,7 @@ class Run:
         for batch in feed:
             yield batch
             self.steps += 1
-            if self.scribe is not None and self.steps % self.every == 0:
+            if self.every is not None and self.steps % self.every == 0:
                 self.save()
         self.reader = feed.reader
         self._feed = None
@@ -156,7 +170,7 @@ class Run:
     def save(self) -> None:
         """Writes a checkpoint beside the training; all devices call it between two steps."""
         if self.scribe is None:
-            raise UsageError("tz.Run was not told where to: give it checkpoints=")
+            raise UsageError("tz.Run was not told where to: give it every= or checkpoints=")
         state = self.state_dict()
         if self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
@@ -167,8 +181,11 @@ class Run:
         All devices call it before ``epochs``; there may be more or fewer of them than before.
         """
         if self.scribe is None:
-            raise UsageError("tz.Run was not told where from: give it checkpoints=")
-        links, found = self.net.links, self.scribe.shelf.latest()
+            raise UsageError("tz.Run was not told where from: give it every= or checkpoints=")
+        return self._resume(self.scribe.shelf)
+
+    def _resume(self, shelf: Shelf) -> int:
+        links, found = self.net.links, shelf.latest()
         own = -1.0 if found is None else float(found.step)
         steps = links.gather(torch.tensor([own], dtype=torch.float64), counted=False).flatten()
         if float(steps.max()) < 0:

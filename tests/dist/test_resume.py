@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,57 @@ def test_a_device_without_storage_receives_it(tmp_path: Path) -> None:
         path.unlink()
     found = run_on(3, trained, "tiles:3x1", str(tmp_path), True, 99)
     assert [one["begun"] for one in found] == [6, 6, 6]
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import terrazzo as tz
+
+tz.init()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(8, 2, 12, 12), torch.arange(8).float())
+loader = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(5))
+model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+net = tz.parallelize(model, (torch.zeros(2, 2, 12, 12),))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+run = tz.Run(net, optimizer, loader=loader, every=2)
+for epoch in run.epochs(2):
+    for x, y in run.feed():
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("batch", run.steps + 1, sorted(y.tolist()), flush=True)
+        if run.steps + 1 == int(sys.argv[1]):
+            sys.exit(3)
+"""
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """Stopped after the fifth step, on two devices; the fourth is saved, and one device goes on."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def terrazzo(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "terrazzo.cli", "run", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    first = terrazzo("--on", "2", "--run-dir", "one", "--grace", "20", "train.py", "5")
+    assert first.returncode == 3, first.stderr
+    seen = batches_in(first.stdout)
+    assert [number for number, _ in seen] == [1, 2, 3, 4, 5]
+    again = terrazzo("--resume", "one", "--on", "1", "train.py", "99")
+    assert again.returncode == 0, again.stderr
+    rest = batches_in(again.stdout)
+    assert [number for number, _ in rest] == [5, 6, 7, 8]
+    assert rest[0] == seen[4], "the step that was lost is made again with the same batch"
+
+
+def batches_in(output: str) -> list[tuple[int, str]]:
+    """What device 0 told, in order."""
+    lines = [line.partition("batch ")[2] for line in output.splitlines() if "device0" in line]
+    return [(int(line.split()[0]), line) for line in lines if line]
 
 
 def unwritable(folder: str) -> tuple[int, list[str]]:

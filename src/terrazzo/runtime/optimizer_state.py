@@ -33,12 +33,7 @@ def load_whole(optimizer: Optimizer, state: dict[str, Any]) -> None:
     state = {**state, "state": dict(state["state"])}
     for place, _, home in _cut(optimizer):
         own = state["state"].get(place, {})
-        state["state"][place] = {
-            key: home.part(value)
-            if isinstance(value, Tensor) and value.shape == home.shape
-            else value
-            for key, value in own.items()
-        }
+        state["state"][place] = {key: _part(value, home) for key, value in own.items()}
     optimizer.load_state_dict(state)
 
 
@@ -54,6 +49,11 @@ def _cut(optimizer: Optimizer) -> list[tuple[int, Tensor, Home]]:
 
 def _is_part(value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == plain(parameter).shape
+
+
+def _part(value: Any, home: Home) -> Any:
+    is_whole = isinstance(value, Tensor) and value.shape == home.shape
+    return home.part(value) if is_whole else value
 
 
 def _agreed(kept: dict[str, Tensor], links: Links) -> list[tuple[str, str]]:
