@@ -36,8 +36,9 @@ examples:
       after a failure give the other device 30 s to save its work
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
-  terrazzo run --resume runs/20260131-142530-train
-      go on where that run was; on other devices: --resume runs/... --on 2
+  terrazzo run --resume runs/20260131-142530-train --on 2 train.py --epochs 5
+      go on from its last checkpoint, on two devices; with nothing but --resume runs/... the
+      script, its arguments and the devices are those of that run
   terrazzo run --on cluster.toml train.py --epochs 5
       on real devices, over SSH: see terrazzo cluster --help and docs/clusters.md
   sudo terrazzo run --on 6xpi3 train.py
