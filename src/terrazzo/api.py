@@ -37,6 +37,7 @@ __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 
 TIMEOUT_S = 300.0
 RUN_FOLDER = "TERRAZZO_RUN"
+RESUME = "TERRAZZO_RESUME"
 """The variable that names the folder in which a run is recorded; unset: it is not."""
 RECOVER = "TERRAZZO_RECOVER"
 """The variable that says whether the starter lets the others go on when a device is lost."""
@@ -68,6 +69,8 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
             watch(links, credentials=credentials)
             if members:
                 tell_where(links, Path(members))
+    if os.environ.get(RESUME):
+        links.resume_from = Path(os.environ[RESUME])
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
         links.recorder = Recorder(Path(folder), links.device)

@@ -7,17 +7,22 @@ receives everything that is registered here, and goes on with them at the next b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import Feed
+from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.net import Net
+from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import pack, unpack
 from terrazzo.runtime.recovery import Recovery, give_tensors, take_tensors
+from terrazzo.runtime.scribe import Scribe
 
 
 class Run:
@@ -38,9 +43,23 @@ class Run:
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
         reader: int = 0,
+        every: int | None = None,
+        copies: int = 2,
+        checkpoints: str | Path | None = None,
         **named: Any,
     ) -> None:
+        """``every`` so many steps of ``feed`` a checkpoint is written by ``copies`` devices, the
+        first ones. ``checkpoints`` is the folder of this device for them; by default it lies in
+        the folder of the run.
+        """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        if (every is not None and every < 1) or copies < 1:
+            raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
+        self.every, self.copies = every, copies
+        folder = checkpoints or (None if every is None else self._folder())
+        self.scribe = None if folder is None else Scribe(Shelf(Path(folder)))
+        self.steps = 0
+        """Batches that were used up."""
         self.parts: dict[str, Any] = {}
         for number, part in enumerate(parts):
             self._register(f"{number} {type(part).__name__}", part)
@@ -53,6 +72,15 @@ class Run:
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
             recovery.host = self
+
+    def _folder(self) -> Path:
+        links = self.net.links
+        if links.recorder is None:
+            raise UsageError(
+                "tz.Run(every=...) has no folder to save to: start the script with terrazzo run, "
+                "which records, or give checkpoints="
+            )
+        return Path(links.recorder.folder) / "checkpoints" / str(links.device)
 
     def _register(self, name: str, part: Any) -> None:
         lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(part, m)]
@@ -67,8 +95,11 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of so many; who comes later begins where the others are."""
-        if self.net.links.later is not None:
-            join_later(self.net.links, self)
+        links = self.net.links
+        if links.later is not None:
+            join_later(links, self)
+        elif links.resume_from is not None and not self.steps:
+            self._resume(Shelf(links.resume_from / str(links.device)))
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
@@ -76,7 +107,8 @@ class Run:
     def feed(self) -> Iterator[Any]:
         """The batches of this epoch that are left, as ``tz.feed`` gives them."""
         links = self.net.links
-        if links.devices == 1 and links.recovery is None and self._begun is None:
+        plainly = links.devices == 1 and links.recovery is None and self.scribe is None
+        if plainly and self._begun is None:
             if self.loader is None:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
             yield from self.loader
@@ -86,7 +118,11 @@ class Run:
             feed.go_on_from(self._begun)
             self._begun = None
         self._feed = feed
-        yield from feed
+        for batch in feed:
+            yield batch
+            self.steps += 1
+            if self.every is not None and self.steps % self.every == 0:
+                self.save()
         self.reader = feed.reader
         self._feed = None
 
@@ -97,10 +133,11 @@ class Run:
         net = self.net
         return {
             "net": net.state_dict(),
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "parts": {name: self._state_of(part) for name, part in self.parts.items()},
             "calls": net.calls,
             "commits": net.commits,
             "seed": net.seed,
+            "steps": self.steps,
             "epoch": self.epoch,
             "data": None if self._feed is None else self._feed.where(),
         }
@@ -116,9 +153,54 @@ class Run:
         net = self.net
         net.load_state_dict(state["net"])
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
+            if isinstance(part, Optimizer):
+                load_whole(part, state["parts"][name])
+            else:
+                part.load_state_dict(state["parts"][name])
         net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
-        self.epoch, self._begun = state["epoch"], state["data"]
+        self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
+
+    def _state_of(self, part: Any) -> Any:
+        if isinstance(part, Optimizer):
+            return whole_state(part, self.net.links)
+        return part.state_dict()
+
+    # ---- checkpoints -----------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint beside the training; all devices call it between two steps."""
+        if self.scribe is None:
+            raise UsageError("tz.Run was not told where to: give it every= or checkpoints=")
+        state = self.state_dict()
+        if self.net.links.device < self.copies:
+            self.scribe.write(self.steps, state.pop("net"), state)
+
+    def resume(self) -> int:
+        """Goes on from the latest checkpoint that any device has; gives its steps, 0 for none.
+
+        All devices call it before ``epochs``; there may be more or fewer of them than before.
+        """
+        if self.scribe is None:
+            raise UsageError("tz.Run was not told where from: give it every= or checkpoints=")
+        return self._resume(self.scribe.shelf)
+
+    def _resume(self, shelf: Shelf) -> int:
+        links, found = self.net.links, shelf.latest()
+        own = -1.0 if found is None else float(found.step)
+        steps = links.gather(torch.tensor([own], dtype=torch.float64), counted=False).flatten()
+        if float(steps.max()) < 0:
+            return 0
+        source = int(steps.argmax())
+        if links.device == source:
+            assert found is not None
+            tensors: list[torch.Tensor] = []
+            packed = pack([dict(found.model), found.rest], tensors, name="the run")
+            give_tensors(links, tensors, source, packed)
+        else:
+            tensors, packed = take_tensors(links, source)
+        model, rest = unpack(packed, tensors)
+        self.load_state_dict({**rest, "net": model})
+        return self.steps
 
     # ---- those who come later ------------------------------------------------------------
 

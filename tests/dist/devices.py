@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ PRELOAD = [
 START = "forkserver"
 """How processes start: GPUs need "spawn"."""
 _pools: dict[tuple[int, bool], Devices] = {}
+_exports: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class DeviceError(AssertionError):
@@ -45,15 +47,19 @@ def _load(path: str) -> Any:
     return sys.modules[name]
 
 
-def _serve(pipe: Connection, environment: Mapping[str, str], timeout_s: float) -> None:
+def _serve(
+    pipe: Connection, environment: Mapping[str, str], timeout_s: float, exports: Path
+) -> None:
     os.environ.update(environment)
     sys.path.insert(0, str(Path(__file__).parent))
     import torch
     import torch.distributed as dist
+    from exports import keep_exports
 
     import terrazzo as tz
 
     torch.set_num_threads(1)
+    keep_exports(exports)
     tz.init(timeout_s=timeout_s)
     while True:
         try:
@@ -75,11 +81,19 @@ def forking() -> Any:
     return context
 
 
+def exports_folder() -> Path:
+    """Where the devices of this pytest process keep exports."""
+    if not _exports:
+        _exports.append(tempfile.TemporaryDirectory(prefix="terrazzo-exports-"))
+    return Path(_exports[0].name)
+
+
 def _started(
     context: Any, environment: Mapping[str, str], timeout_s: float
 ) -> tuple[Connection, Any]:
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, environment, timeout_s), daemon=True)
+    given = (theirs, environment, timeout_s, exports_folder())
+    process = context.Process(target=_serve, args=given, daemon=True)
     process.start()
     theirs.close()
     return ours, process
@@ -181,3 +195,5 @@ def run_on(
 def close_all() -> None:
     for pool in list(_pools.values()):
         pool.close()
+    while _exports:
+        _exports.pop().cleanup()

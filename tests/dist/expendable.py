@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from devices import forking
+from devices import exports_folder, forking
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,19 @@ class Fate:
     message: str = ""
 
 
-def _live(pipe: Connection, environment: dict[str, str], timeout_s: float, call: Any) -> None:
+def _live(
+    pipe: Connection, environment: dict[str, str], timeout_s: float, call: Any, exports: Path
+) -> None:
     os.environ.update(environment)
     sys.path.insert(0, str(Path(__file__).parent))
     import torch
     from devices import _load
+    from exports import keep_exports
 
     import terrazzo as tz
 
     torch.set_num_threads(1)
+    keep_exports(exports)
     path, name, args = call
     try:
         tz.init(timeout_s=timeout_s)
@@ -69,9 +73,8 @@ def fates(
 
     def start(device: int, environment: dict[str, str]) -> None:
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=_live, args=(theirs, environment, timeout_s, call), daemon=True
-        )
+        given = (theirs, environment, timeout_s, call, exports_folder())
+        process = context.Process(target=_live, args=given, daemon=True)
         process.start()
         theirs.close()
         pipes[device] = ours
@@ -90,7 +93,7 @@ def fates(
         start(devices, {**later, "TERRAZZO_JOIN": "1", "GLOO_SOCKET_IFNAME": "lo"})
         devices += 1
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         waited = [device for device in range(devices) if device in pipes]
         return [
             Fate("silent") if device in ignoring else _fate(pipes[device], deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from devices import forking
 
 
 class Script:
-    """One run of a script, alone, in a folder; what it prints is in ``printed``."""
+    """One run of a script in a folder; what it prints is in ``printed``."""
 
     def __init__(
         self,
@@ -36,6 +37,25 @@ class Script:
         text = self.printed.read_text(encoding="utf-8")
         assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{text}"
         return text
+
+
+def meeting(devices: int) -> list[dict[str, str]]:
+    """The environments of scripts that are to find each other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(devices)}
+    common |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    return [{**common, "RANK": str(device)} for device in range(devices)]
+
+
+def together(path: Path, arguments: Sequence[str], *, folder: Path, devices: int) -> list[str]:
+    """What a script prints on several devices, which under terrazzo run would all load torch."""
+    scripts = [
+        Script(path, arguments, folder=folder, environment=environment)
+        for environment in meeting(devices)
+    ]
+    return [script.finish() for script in scripts]
 
 
 def _main(

@@ -86,8 +86,11 @@ def trained(layouts: list[str], name: str) -> tuple[float, list[int], bool, bool
     return far, cut, same, same_plan
 
 
-@pytest.mark.parametrize("devices", PLANS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("momentum", 1), ("adam", 2), ("momentum", 3), ("adam", 3), ("adamw", 3), ("rmsprop", 3),
+     ("adamw", 4)],
+)  # fmt: skip
 def test_training_goes_on_exactly(name: str, devices: int) -> None:
     for far, cut, same, same_plan in run_on(devices, trained, PLANS[devices], name):
         assert far < 1e-10
@@ -131,7 +134,7 @@ def kept(p: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p, p.grad, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [3, 4])
 def test_every_bit_arrives(devices: int) -> None:
     for cut in run_on(devices, same_bits, PLANS[devices]):
         assert 0 in cut and max(cut) >= 6, cut

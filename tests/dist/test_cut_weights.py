@@ -78,15 +78,16 @@ def trained(layout: str, name: str, clip: float | None) -> tuple[float, int]:
     return gap(one, net.state_dict()), len(net.homes)
 
 
-@pytest.mark.parametrize("devices", LAYOUTS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "devices"), [*((name, 3) for name in OPTIMIZERS), ("adam", 2), ("sgd", 4)]
+)
 def test_optimisers_step_as_on_whole_weights(name: str, devices: int) -> None:
     for far, cut in run_on(devices, trained, LAYOUTS[devices], name, None):
         assert cut >= 6
         assert far < 1e-10
 
 
-@pytest.mark.parametrize("devices", LAYOUTS)
+@pytest.mark.parametrize("devices", [3, 4])
 def test_clipping_is_by_the_norm_of_all_weights(devices: int) -> None:
     for far, _ in run_on(devices, trained, LAYOUTS[devices], "sgd", 0.05):
         assert far < 1e-10
@@ -133,7 +134,7 @@ def saved_and_loaded(layout: str) -> tuple[float, float, bool]:
     return first, gap(one, again.state_dict()), same and type(copied[0].weight) is nn.Parameter
 
 
-@pytest.mark.parametrize("devices", LAYOUTS)
+@pytest.mark.parametrize("devices", [3, 4])
 def test_what_is_saved_is_whole(devices: int) -> None:
     for first, second, same in run_on(devices, saved_and_loaded, LAYOUTS[devices]):
         assert first < 1e-10

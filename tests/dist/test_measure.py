@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import torch
 from devices import run_on
 from torch import nn
 
+from terrazzo.cli.main import main
 from terrazzo.cluster import LocalHosts
 from terrazzo.errors import RunError
 from terrazzo.graph.export import export
@@ -49,7 +47,7 @@ def graph(samples: int = 2) -> Graph:
 def measured(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """On one of several devices."""
     words: list[str] = []
-    own = measure_device(Graph.from_json(text), Terms("d", 1 << 30, 1.0), words.append)
+    own = measure_device(Graph.from_json(text), Terms("d", 1 << 30, 4.0), words.append)
     network = measure_network(connect(), words.append)
     assert words[0].startswith("operators: 0 of ")
     return asdict(own), asdict(network)
@@ -143,33 +141,26 @@ class TestTrials:
 
 class TestCommand:
     @pytest.mark.slow
-    @pytest.mark.timeout(150)
-    def test_a_profile_is_made_kept_and_used_again(self, tmp_path: Path) -> None:
+    def test_a_profile_is_made_kept_and_used_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "net.py").write_text(MODEL)
-        words = "cluster profile net.py:build --input 2x3x40x40 --on 2 --seconds 1 --save p.json"
-        first = self.run(tmp_path, words)
-        assert "measuring: this model was not measured on these devices yet" in first.stderr
-        assert "conv2d 3x3 s1" in first.stdout and "Links" in first.stdout
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        words = "cluster profile net.py:build --input 2x3x40x40 --seconds 2 --save p.json --on"
+        assert main([*words.split(), "2"]) == 0
+        out, err = capfd.readouterr()
+        assert "measuring: this model was not measured on these devices yet" in err
+        assert "conv2d 3x3 s1" in out and "Links" in out
         profile = Profile.load(tmp_path / "p.json")
         assert [device.name for device in profile.devices] == ["device0", "device1"]
         assert profile.network is not None
-        again = self.run(tmp_path, words)
-        assert "nothing changed since this was measured" in again.stderr
+        assert main([*words.split(), "2"]) == 0
+        assert "nothing changed since this was measured" in capfd.readouterr().err
         assert Profile.load(tmp_path / "p.json") == profile
-        one = self.run(tmp_path, words.replace("--on 2", "--on 1"))
-        assert "measuring: this model was not measured" in one.stderr
+        assert main([*words.split(), "1"]) == 0
+        assert "measuring: this model was not measured" in capfd.readouterr().err
         assert Profile.load(tmp_path / "p.json").network is None
-
-    def run(self, folder: Path, words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "terrazzo.cli", *words.split()],
-            cwd=folder,
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done
 
     def test_a_device_that_fails_is_named(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import run_on
+from exports import one_export
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -27,22 +28,24 @@ Build = Callable[[], nn.Module]
 # ---- architectures ----------------------------------------------------------------------------
 
 
-def architecture(name: str, layout: str, groups: str) -> tuple[bool, float, float, str]:
+def architecture(name: str, folder: Path) -> list[tuple[bool, float, float, str]]:
     torch.manual_seed(1)
-    model = ARCHITECTURES[name]()
-    report = tz.check(model, (torch.randn(2, 3, 67, 93),), layout=layout, groups=groups)
-    return report.ok, report.split_flops, report.split_bytes, f"{name}\n{report}"
+    model, x = ARCHITECTURES[name](), torch.randn(2, 3, 67, 93)
+    with one_export(folder / "architecture"):
+        reports = [
+            tz.check(model, (x,), layout=layout, groups=groups)
+            for layout, groups in (("tiles:2x2", "each"), ("tiles:3,1,0,2x1", "one"))
+        ]
+    return [(r.ok, r.split_flops, r.split_bytes, f"{name}\n{r}") for r in reports]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("devices", "layout", "groups"), [(4, "tiles:2x2", "each"), (3, "tiles:3,1,2x1", "one")]
-)
-def test_architectures(name: str, devices: int, layout: str, groups: str) -> None:
+def test_architectures(name: str, tmp_path: Path) -> None:
     """The same numbers, and nearly all of the work runs split."""
-    for ok, flops, size, text in run_on(devices, architecture, name, layout, groups):
-        assert ok, text
-        assert flops >= 0.95 and size >= 0.95, text
+    for device in run_on(4, architecture, name, tmp_path):
+        for ok, flops, size, text in device:
+            assert ok, text
+            assert flops >= 0.95 and size >= 0.95, text
 
 
 # ---- structures -------------------------------------------------------------------------------
@@ -119,29 +122,29 @@ STRUCTURES: dict[str, tuple[Build, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def structures(layout: str, groups: str) -> list[str]:
-    wrong = []
-    for name, (build, shapes) in STRUCTURES.items():
-        torch.manual_seed(4)
+def structure(name: str, layout: str, groups: str, folder: Path) -> tuple[bool, str]:
+    build, shapes = STRUCTURES[name]
+    torch.manual_seed(4)
+    with one_export(folder / name):
         report = tz.check(build(), doubles(*shapes), layout=layout, groups=groups)
-        wrong += [] if report.ok else [f"{name}\n{report}"]
-    return wrong
+    return report.ok, f"{name}\n{report}"
 
 
-@pytest.mark.parametrize(
-    ("devices", "layout", "groups"),
-    [(2, "tiles:1x2", "each"), (3, "tiles:2,0,3x1", "one"), (4, "tiles:1,2x2,1", "2")],
-)
-def test_structures(devices: int, layout: str, groups: str) -> None:
-    for wrong in run_on(devices, structures, layout, groups):
-        assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(name: str, tmp_path: Path) -> None:
+    for devices, layout, groups in (
+        (2, "tiles:1x2", "each"), (3, "tiles:2,0,3x1", "one"), (4, "tiles:1,2x2,1", "2"),
+    ):  # fmt: skip
+        for ok, text in run_on(devices, structure, name, layout, groups, tmp_path):
+            assert ok, text
 
 
-def used_outputs(used: tuple[int, ...]) -> list[str]:
+def used_outputs(used: tuple[int, ...], path: Path) -> list[str]:
     """Uses some outputs; compares gradients with plain PyTorch's, None included."""
     torch.manual_seed(4)
     plain = Outputs().double()
-    net = tz.parallelize(copy.deepcopy(plain), doubles((2, 3, 33, 35)), seed=0)
+    with one_export(path):
+        net = tz.parallelize(copy.deepcopy(plain), doubles((2, 3, 33, 35)), seed=0)
     (x,) = doubles((2, 3, 33, 35))
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     for model, given_ in zip((plain, net), inputs, strict=True):
@@ -159,8 +162,14 @@ def used_outputs(used: tuple[int, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2)])
-def test_outputs_nobody_uses_leave_no_gradient(used: tuple[int, ...]) -> None:
-    assert run_on(3, used_outputs, used) == [[], [], []]
+def test_outputs_nobody_uses_leave_no_gradient(used: tuple[int, ...], outputs: Path) -> None:
+    assert run_on(3, used_outputs, used, outputs) == [[], [], []]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the one export of the model with several results is."""
+    return tmp_path_factory.mktemp("outputs") / "export"
 
 
 # ---- random networks --------------------------------------------------------------------------
@@ -272,7 +281,7 @@ def cuts(draw: st.DrawFn) -> tuple[int, tz.Layout]:
 @settings(
     derandomize=True,
     deadline=None,
-    max_examples=25,
+    max_examples=16,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(

@@ -6,21 +6,19 @@ bundle is wrong its cases run again alone, so that the failure names them.
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from devices import run_on
+from exports import one_export
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import terrazzo as tz
-from terrazzo.runtime import shipping
 from terrazzo.schedule import passes as passes_
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -64,43 +62,32 @@ def is_map(leaf: Tensor) -> bool:
 PLANS = {
     2: [("tiles:1x1,4", "each", 2), ("samples:2", "each", 0), ("channels:2", "one", 0)],
     3: [("tiles:3x1", "one", 3), ("samples:1,2,1", "one", 2), ("channels:2,0,1", "each", 0)],
-    4: [
-        ("tiles:3,2x1,2", "each", 0),
-        ("tiles:3,0,2,1x1", "one", 0),
-        ("samples:2+channels:2", "each", 0),
-        ("channels:1,2+tiles:2x1", "one", 0),
-    ],
+    4: [("tiles:3,2x1,2", "each", 0), ("tiles:3,0,2,1x1", "one", 0)],
 }
+MIXTURES = [("samples:2+channels:2", "each", 0), ("channels:1,2+tiles:2x1", "one", 0)]
+"""What has weights or statistics meets both on four devices, the rest one, by turns."""
 
+Wish = tuple[str, str, int]
 Wrong = list[str]
 
 
 @contextmanager
-def many_plans(path: Path) -> Iterator[None]:
-    """Inside, a model is exported for its first plan only: it takes longer than all checks.
-
-    And passes cut maps of any size, however small.
-    """
-    real, strip = shipping.export, passes_.STRIP_BYTES
-
-    def export(*args: Any) -> Any:
-        if not path.exists():
-            path.write_bytes(pickle.dumps(real(*args)))
-        return pickle.loads(path.read_bytes())
-
-    shipping.export, passes_.STRIP_BYTES = export, 1
+def short_strips() -> Iterator[None]:
+    """Inside, passes cut maps of any size, however small."""
+    usual = passes_.STRIP_BYTES
+    passes_.STRIP_BYTES = 1
     try:
         yield
     finally:
-        shipping.export, passes_.STRIP_BYTES = real, strip
+        passes_.STRIP_BYTES = usual
 
 
-def check(title: str, names: list[str], devices: int, path: Path) -> Wrong:
+def check(title: str, names: list[str], plans: list[Wish], path: Path) -> Wrong:
     """The plans under which some of these cases are wrong, with their reports."""
     model, inputs = bundle({name: TABLES[title][name] for name in names}, Stacked)
     wrong = []
-    with many_plans(path):
-        for layout, groups, passes in PLANS[devices]:
+    with one_export(path), short_strips():
+        for layout, groups, passes in plans:
             report = tz.check(model, inputs, layout=layout, groups=groups, passes=passes)
             if not report.ok:
                 plan = f"{layout}, groups {groups}, {passes} passes"
@@ -108,12 +95,12 @@ def check(title: str, names: list[str], devices: int, path: Path) -> Wrong:
     return wrong
 
 
-def scene(title: str, names: list[str], devices: int, folder: Path) -> Wrong:
+def scene(title: str, names: list[str], plans: list[Wish], folder: Path) -> Wrong:
     """What is wrong; when something is, case by case."""
-    wrong = check(title, names, devices, folder / label(f"{title} {names[0]}"))
+    wrong = check(title, names, plans, folder / "together")
     if not wrong:
         return []
-    alone = [check(title, [name], devices, folder / f"alone {label(name)}") for name in names]
+    alone = [check(title, [name], plans, folder / f"alone {label(name)}") for name in names]
     return [line for lines in alone for line in lines] or wrong
 
 
@@ -125,23 +112,20 @@ BUNDLES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where exports are kept between device counts."""
-    return tmp_path_factory.mktemp("exports")
-
-
-RUNS = [
-    pytest.param(title, names, devices, id=f"{title}-{names[0]}-{devices}")
-    for number, (title, names) in enumerate(BUNDLES)
-    for devices in (4, 2 + number % 2)
-]
-
-
-@pytest.mark.parametrize(("title", "names", "devices"), RUNS)
-def test_operators(title: str, names: list[str], devices: int, folder: Path) -> None:
-    for wrong in run_on(devices, scene, title, names, devices, folder):
-        assert not wrong, "\n".join(wrong)
+@pytest.mark.parametrize(
+    ("number", "title", "names"),
+    [
+        pytest.param(number, title, names, id=f"{title}-{names[0]}")
+        for number, (title, names) in enumerate(BUNDLES)
+    ],
+)
+def test_operators(number: int, title: str, names: list[str], tmp_path: Path) -> None:
+    both = title in ("convolutions", "norms", "blocks")
+    four = [*PLANS[4], *(MIXTURES if both else [MIXTURES[number % 2]])]
+    few = 2 + number % 2
+    for devices, plans in ((4, four), (few, PLANS[few])):
+        for wrong in run_on(devices, scene, title, names, plans, tmp_path):
+            assert not wrong, "\n".join(wrong)
 
 
 # ---- awkward cuts -----------------------------------------------------------------------------
@@ -191,7 +175,7 @@ def cut(title: str, folder: Path) -> list[str]:
     for build, shape, layout, groups in CUTS[title]:
         torch.manual_seed(8)
         model, x = build(), torch.randn(shape)
-        with many_plans(folder / label(f"{build.__name__} {shape}")):
+        with one_export(folder / label(f"{build.__name__} {shape}")):
             report = tz.check(model, (x,), layout=layout, groups=groups)
         if not report.ok:
             wrong.append(f"{build.__name__} {shape} {layout} {groups}\n{report}")
@@ -199,6 +183,6 @@ def cut(title: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("title", CUTS)
-def test_awkward_cuts(title: str, folder: Path) -> None:
-    for wrong in run_on(int(title[0]), cut, title, folder):
+def test_awkward_cuts(title: str, tmp_path: Path) -> None:
+    for wrong in run_on(int(title[0]), cut, title, tmp_path):
         assert not wrong, "\n".join(wrong)

@@ -52,12 +52,19 @@ def test_a_race_on_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_torchs_own_ways_train_what_they_should(tmp_path: Path) -> None:
+def test_torchs_own_ways_and_a_plan_from_what_is_measured(tmp_path: Path) -> None:
     """Without BatchNorm, spreading three images over two devices must give the same gradients."""
-    race, _ = held(tmp_path, "--model vgg --batch 3 --size 32 --peers ddp,fsdp2")
-    for name, row in by_peer(race).items():
+    words = "--model vgg --batch 3 --size 32 --minutes 0.3 --peers ddp,fsdp2,auto"
+    rows = by_peer(held(tmp_path, words)[0])
+    assert set(rows) == {"ddp", "fsdp2", "auto"}
+    for name, row in rows.items():
         assert row["problem"] == ""
         assert row["exact"], f"{name}: {row['gap']}"
+    planned = rows["auto"]
+    assert planned["predicted_s"] > 0
+    assert len(planned["predicted_bytes"]) == 2
+    assert "predicted" in planned["choice"]
+    assert (tmp_path / "out" / "plan-vgg-32-3-on-2xpi3.json").exists()
 
 
 @pytest.mark.slow
@@ -68,19 +75,6 @@ def test_a_pipeline_cuts_a_model_whose_branches_pass_by_a_stage(tmp_path: Path) 
     assert row["problem"] == ""
     assert row["exact"], row["gap"]
     assert row["steps"] >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_terrazzo_plans_for_itself_from_what_it_measures(tmp_path: Path) -> None:
-    race, _ = held(tmp_path, "--model vgg --batch 2 --size 32 --minutes 0.3 --peers alone,auto")
-    row = by_peer(race)["auto"]
-    assert row["problem"] == ""
-    assert row["exact"], row["gap"]
-    assert row["predicted_s"] > 0
-    assert len(row["predicted_bytes"]) == 2
-    assert "predicted" in row["choice"]
-    assert (tmp_path / "out" / "plan-vgg-32-2-on-2xpi3.json").exists()
 
 
 @pytest.mark.slow

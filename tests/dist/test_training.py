@@ -40,10 +40,13 @@ def fifty_steps(kind: str, layout: str, groups: str) -> str:
     return bits(net)
 
 
-@pytest.mark.parametrize("kind", list(OPTIMIZERS))
 @pytest.mark.parametrize(
-    ("devices", "layout", "groups"),
-    [(2, "tiles:1x2", "one"), (3, "tiles:4,1,2x1", "each"), (4, "tiles:2x2", "2")],
+    ("kind", "devices", "layout", "groups"),
+    [
+        ("sgd", 2, "tiles:1x2", "one"),
+        ("adamw", 3, "tiles:4,1,2x1", "each"),
+        ("sgd", 4, "tiles:2x2", "2"),
+    ],
 )
 def test_fifty_steps_end_where_plain_pytorch_ends(
     kind: str, devices: int, layout: str, groups: str

@@ -8,6 +8,7 @@ from devices import run_on
 
 import terrazzo as tz
 from terrazzo import zoo
+from terrazzo.zoo.yolo import ANCHORS_VOC, FULL, Darknet, Yolo
 
 CASES = {
     "convnext": (3, (2, 3, 96, 64)),
@@ -26,9 +27,13 @@ CASES = {
 }
 
 
+# Fifty million weights take longer than all layers that use them, so these have fewer channels.
+NARROW = {"yolov2": lambda: Yolo(Darknet(4, FULL), skip=8, anchors=ANCHORS_VOC, classes=20)}
+
+
 def promise(name: str, shape: tuple[int, ...]) -> tuple[bool, str, float, float]:
     torch.manual_seed(0)
-    model = zoo.build(name)
+    model = NARROW[name]() if name in NARROW else zoo.build(name)
     report = tz.check(model, (torch.randn(shape),), groups="each")
     return report.ok, str(report), report.split_flops, report.split_bytes
 

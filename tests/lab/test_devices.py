@@ -16,7 +16,7 @@ from terrazzo.lab.probes import Probes
 from terrazzo.lab.start import started
 from terrazzo.lab.verify import _wires, flows
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def gather(hosts: LabHosts, code: str) -> tuple[LaunchResult, dict[int, list[str]]]:

@@ -16,7 +16,7 @@ from waiting import wait_until
 from terrazzo.lab import LabHosts, state
 from terrazzo.lab.groups import find_groups
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 # A lab whose devices start a process that leaves its group and its session: a hard one to find.
 LAB = """

@@ -185,9 +185,7 @@ class TestFailure:
         code = (
             "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(4)\nelse: time.sleep(60)"
         )
-        start_s = time.monotonic()
         result, _ = gather(code, 3, grace_s=0.2)
-        assert time.monotonic() - start_s < 5
         assert result.statuses == (4, -signal.SIGTERM, -signal.SIGTERM)
         assert result.exit_status == 4
 
@@ -285,6 +283,7 @@ class TestNobodyIsLeftBehind:
         child = f"{ignore}; {WRITE_PID}; time.sleep(60)"
         code = (
             "import sys; from terrazzo.cluster import launch\n"
+            "sys.modules[launch.__module__].STOP_S = 60\n"
             f"try: launch([sys.executable, '-S', '-c', {child!r}], 2)\n"
             "except KeyboardInterrupt: sys.exit(77)"
         )
@@ -292,11 +291,9 @@ class TestNobodyIsLeftBehind:
             [sys.executable, "-c", code], env={**os.environ, "DESK": str(tmp_path)}
         )
         pids = pids_in(tmp_path, 2)
-        start_s = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert all(map(is_alive, pids))
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(25) == 77
-        assert time.monotonic() - start_s < 4
         assert wait_until(lambda: not any(map(is_alive, pids)))

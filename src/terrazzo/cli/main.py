@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         _forgive(stream)
     try:
-        options = parser().parse_args(arguments)
+        from terrazzo.cli.resume import completed
+
+        options = parser().parse_args(completed(sys.argv[1:] if arguments is None else arguments))
         return int(options.command(options))
     except TerrazzoError as error:
         print(f"terrazzo: error: {error}", file=sys.stderr)

@@ -25,6 +25,7 @@ def launch_recorded(
     survive: bool = False,
     output: Callable[[int, str], None] | None = None,
     board: bool = False,
+    on: str = "",
 ) -> LaunchResult:
     """Launches a command with the devices' records in ``folder``.
 
@@ -32,7 +33,7 @@ def launch_recorded(
     ``board`` lines are kept in the folder, and a terminal shows how devices are doing.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
-    run = Run.begin(name, typed or command, devices)
+    run = Run.begin(name, typed or command, devices, on=on)
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
     try:

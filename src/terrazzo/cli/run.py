@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrazzo.cli import resume
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.recording import launch_recorded
 from terrazzo.cluster import Hosts, LaunchResult, launch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 OWN = (
     "--on", "--grace", "--no-recovery", "--run-dir", "--no-record", "--presets", "--unshaped",
-    "--no-verify", "--slow-storage",
+    "--no-verify", "--slow-storage", "--resume",
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -35,6 +36,8 @@ examples:
       after a failure give the other device 30 s to save its work
   terrazzo run --on 2 --run-dir runs/first-try train.py
       record into that folder; look at it with terrazzo report runs/first-try
+  terrazzo run --resume runs/20260131-142530-train
+      go on where that run was; on other devices: --resume runs/... --on 2
   terrazzo run --on cluster.toml train.py --epochs 5
       on real devices, over SSH: see terrazzo cluster --help and docs/clusters.md
   sudo terrazzo run --on 6xpi3 train.py
@@ -77,6 +80,12 @@ def add_to(commands: Commands) -> None:
         "--run-dir", type=Path, metavar="DIR", help="record into this folder: new or empty"
     )
     recording.add_argument("--no-record", action="store_true", help="record nothing")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on from the last checkpoint of this run; without a script, with that run's own",
+    )
     add_lab_flags(parser)
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument(
@@ -158,6 +167,8 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
             board=True,
+            on=options.on,
+            env=None if options.resume is None else resume.environment(options.resume, hosts),
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

@@ -24,7 +24,7 @@ from terrazzo.cluster.credentials import make_credentials
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES
 from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
-from terrazzo.cluster.session import LOST, ask, session
+from terrazzo.cluster.session import ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
 from terrazzo.cluster.veil import Ends, veiled
 from terrazzo.errors import HostError, LaunchError
@@ -35,6 +35,7 @@ RUN_FOLDER = "TERRAZZO_RUN"
 """The variable that names the folder of a run; on a device it is another folder."""
 CREDENTIALS = "TERRAZZO_CREDENTIALS"
 """Names the file with the credentials of the run; the same name as in the runtime."""
+SOCKETS = "tz-ssh-"
 T = TypeVar("T")
 
 
@@ -240,8 +241,8 @@ class SshHosts:
 
         def clear(device: int) -> None:
             paths = sorted(self._put[device])
-            ended = all(p.status not in (None, LOST) for p in self._started if p.device == device)
-            if self._run_folder is not None and ended:
+            whole = all(p.is_collected for p in self._started)  # who share a home share the folder
+            if self._run_folder is not None and whole:
                 paths.append(self._remote_run(device))
             if paths and self._connections[device].is_open:
                 with suppress(LaunchError):
@@ -257,7 +258,8 @@ def connected(
     """Connections to all devices that can be reached, and what each says of itself."""
     require_ssh()
     config = str(folder / Path(cluster.ssh_config).expanduser()) if cluster.ssh_config else ""
-    sockets = Path(tempfile.mkdtemp(prefix="tz-ssh-"))
+    remove_stale(Path(tempfile.gettempdir()))
+    sockets = Path(tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-"))
     connections: list[Connection] = []
     try:
         # Started by this very thread: they are tied to its life.
@@ -276,6 +278,26 @@ def connected(
         for connection in connections:
             connection.close()
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def remove_stale(place: Path) -> None:
+    """Folders of starters that were killed; their connections have ended with them."""
+    for path in place.glob(f"{SOCKETS}*-*"):
+        number = path.name.removeprefix(SOCKETS).partition("-")[0]
+        with suppress(OSError):
+            own = path.lstat().st_uid == os.geteuid()
+            if own and number.isdigit() and not is_running(int(number)):
+                shutil.rmtree(path)
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _look(connection: Connection) -> Facts | HostError:

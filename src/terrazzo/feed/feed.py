@@ -147,7 +147,7 @@ class Feed:
         if self._read is None:
             assert self.loader is not None
             if self._batches is None:
-                if self.links.recovery is not None:
+                if self.links.recovery is not None or self.admits:
                     self._chance = drawn_from(self.loader)
                 self._batches = iter(self.loader)
             batch = next(self._batches, None)
@@ -174,7 +174,7 @@ class Feed:
         if self._guests():
             links.broadcast_bytes(json.dumps({"join": True}).encode(), self.place)
             self._regroup()
-        if links.recovery is not None and self.position == 0 and self._chance is not None:
+        if self.position == 0 and self._chance is not None:
             letter["chance"] = self._chance
         links.broadcast_bytes(json.dumps(letter).encode(), self.place)
         return self._fed(header, tensors, batch)

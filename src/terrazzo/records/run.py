@@ -11,6 +11,7 @@ runs/20260131-142530-train/
     events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
     vitals-0.jsonl    one file per real device: heat, throttling, memory
     log-0.txt         one file per device: the lines it printed
+    checkpoints/0     one folder for each device that keeps checkpoints (tz.Run)
     report.html       made by terrazzo report
 """
 
@@ -50,10 +51,12 @@ class Run:
     ended_s: float | None = None
     status: str = RUNNING
     failure: str = ""
+    on: str = ""
+    """Where, as ``--on`` says it."""
 
     @classmethod
-    def begin(cls, name: str, command: Sequence[str], devices: int) -> Run:
-        return cls(name, tuple(command), devices, Machine.here(), time.time())
+    def begin(cls, name: str, command: Sequence[str], devices: int, *, on: str = "") -> Run:
+        return cls(name, tuple(command), devices, Machine.here(), time.time(), on=on)
 
     def end(self, status: str, failure: str = "") -> Run:
         return replace(self, ended_s=time.time(), status=status, failure=failure)
@@ -81,6 +84,7 @@ class Run:
             ended_s=body["ended_s"],
             status=body["status"],
             failure=body["failure"],
+            on=body.get("on", ""),
         )
 
 

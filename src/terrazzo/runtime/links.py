@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,8 @@ class Links(Letters):
         """What makes operations anew when members are lost (a Recovery)."""
         self.later: Any = None
         """Where the others are whom this device joins at its first epoch (a Later)."""
+        self.resume_from: Path | None = None
+        """Where the checkpoints of an earlier run are, a folder for each device."""
         self.epoch = 0
         self._broken: RunError | None = None
         self.sockets: frozenset[Connection] = frozenset()

@@ -39,6 +39,7 @@ TICK_S, RECORDS_S, VITALS_S = 0.1, 0.5, 2.0
 STOP_S, DRAIN_S = 3.0, 2.0
 CHUNK_BYTES = 1 << 16
 LARGEST_FILE_BYTES = 64 << 20
+SECRETS = "terrazzo-run-"
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -48,7 +49,7 @@ class Ward:
     def __init__(self, request: dict[str, Any], frames: Frames) -> None:
         self._frames = frames
         self._lost_after_s = float(request["lost_after_s"])
-        self._records = _Records(request["records"], frames) if request["records"] else None
+        self._records = _Records(request, frames) if request["records"] else None
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self._secrets = Secrets(request["secrets"])
@@ -82,9 +83,8 @@ class Ward:
             self._end_all(signal.SIGKILL)
             for pump in pumps:
                 pump.join(DRAIN_S)
-            if self._records is not None:
-                self._records.send_rest()
-            self._frames.tell(self._process.returncode, ENDED)
+            left = self._records.send_rest() if self._records is not None else []
+            self._frames.tell({"status": self._process.returncode, "left": left}, ENDED)
         self._end_all(signal.SIGKILL)
         self._secrets.remove()
 
@@ -140,7 +140,9 @@ class Secrets:
             return
         places = (os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm")
         place = next((name for name in places if name and os.access(name, os.W_OK)), None)
-        self._folder = Path(tempfile.mkdtemp(prefix="terrazzo-", dir=place))  # nobody else's
+        remove_stale(Path(place or tempfile.gettempdir()))
+        prefix = f"{SECRETS}{os.getpid()}-"
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # nobody else's
         for name, text in texts.items():
             path = self._folder / name
             path.touch(mode=0o600)
@@ -152,26 +154,45 @@ class Secrets:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Records:
-    """The folder a training records in: what grows is sent as it grows, the rest at the end."""
+def remove_stale(place: Path) -> None:
+    """What wards left that were killed: folders of this user, named by a process that is gone."""
+    for path in place.glob(f"{SECRETS}*-*"):
+        number = path.name.removeprefix(SECRETS).partition("-")[0]
+        with suppress(OSError):
+            own = path.lstat().st_uid == os.geteuid()
+            if own and number.isdigit() and not Path(f"/proc/{number}").exists():
+                shutil.rmtree(path)
 
-    def __init__(self, folder: str, frames: Frames) -> None:
-        self.folder = Path(folder).expanduser()
+
+class _Records:
+    """The folder a training records in: what grows is sent as it grows, the rest at the end.
+
+    Devices that share a home share the folder: each sends its own of the files that grow.
+    """
+
+    def __init__(self, request: dict[str, Any], frames: Frames) -> None:
+        self.folder = Path(request["records"]).expanduser()
+        self._own = f"*-{request['environment']['RANK']}.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._frames = frames
         self._sent: dict[str, int] = {}
 
     def send_new(self) -> None:
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in sorted(self.folder.glob(self._own)):
             self._send(path)
 
-    def send_rest(self) -> None:
+    def send_rest(self) -> list[str]:
+        """All that is still missing; gives the names of files that are too large for that."""
         self.send_new()
+        left = []
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".jsonl" or not path.is_file() or path.is_symlink():
                 continue
             if path.stat().st_size <= LARGEST_FILE_BYTES:
                 self._send(path)
+            else:
+                left.append(path.relative_to(self.folder).as_posix())
+        return left
 
     def _send(self, path: Path) -> None:
         name = path.relative_to(self.folder).as_posix()
