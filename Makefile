@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check pytest bench check-arm64 clean
+.PHONY: help venv demo test check pytest bench chaos check-arm64 clean
 
 help: ## show this list
 	@echo "make targets (PYTHON=$(PYTHON) builds $(VENV)):"
@@ -46,6 +46,9 @@ pytest: $(STAMP) ## the tests alone, on all cores; pass options with ARGS="-n 0 
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python -m terrazzo.bench $(ARGS)
+
+chaos: $(STAMP) ## lose devices at random, 200 rounds, numbers compared each time; ARGS="--seed 7 --lab"
+	$(BIN)/python tools/chaos.py --rounds 200 $(ARGS)
 
 check-arm64: $(STAMP) ## wheels and an emulated core for 64-bit Arm boards; ARGS="--torch 2.9.1"
 	$(BIN)/python tools/check_arm64.py $(ARGS)

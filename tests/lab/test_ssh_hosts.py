@@ -132,12 +132,16 @@ class TestRun:
         (project / "train.py").write_text("import os; assert not os.path.exists('old.py')")
         assert "sent to roomy-0 1, roomy-1 1" in run()
 
-    def test_records_and_vitals_come_back(self, devices: SshDevices, project: Path) -> None:
+    def test_records_and_vitals_come_back(
+        self, devices: SshDevices, project: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         (project / "train.py").write_text(
-            "import os, pathlib\n"
+            "import os, pathlib, sys\n"
             "place, rank = pathlib.Path(os.environ['TERRAZZO_RUN']), os.environ['RANK']\n"
             "(place / f'events-{rank}.jsonl').write_text('line\\n' * 50000)\n"
             "(place / 'plan.json').write_text(rank)\n"
+            "if rank == '1' and 'large' in sys.argv:\n"
+            "    with (place / 'weights.bin').open('wb') as file: file.truncate(65 << 20)\n"
         )
         folder = project / "recorded"
         cluster = devices.cluster()
@@ -147,8 +151,15 @@ class TestRun:
             assert "available_bytes" in (folder / f"vitals-{device}.jsonl").read_text()
             left = devices.home(device) / ".terrazzo" / "runs"
             assert list(left.iterdir()) == [], "collected, and still there"
-        assert (folder / "plan.json").read_text() in "01"
+        other = next(folder.glob("device-*/plan.json"))
+        assert sorted([(folder / "plan.json").read_text(), other.read_text()]) == ["0", "1"]
         assert '"status": "done"' in (folder / "run.json").read_text()
+        more = [str(cluster), "--run-dir", str(project / "more"), "train.py", "large"]
+        assert main(["run", "--on", *more]) == 0
+        kept = devices.home(1) / ".terrazzo" / "runs" / "more"
+        assert f"kept on roomy-1 in {kept}: weights.bin" in capfd.readouterr().err
+        assert (kept / "weights.bin").stat().st_size == 65 << 20
+        shutil.rmtree(kept)
 
 
 class TestEnd:

@@ -16,22 +16,27 @@ RUN = "run.json"
 
 
 class Collected:
-    """What one device sends; of files with one name, the first device's is kept."""
+    """What one device sends; of files with one name, later devices' go to folders of their own."""
 
     def __init__(self, folder: Path, device: int) -> None:
         self._folder, self._device = folder, device
         self._files: dict[str, IO[bytes] | None] = {}
         self._bytes = 0
+        self.dropped: set[str] = set()
+        """Names of files that are not here, or not whole."""
         self._vitals = (folder / f"vitals-{device}.jsonl").open("a", encoding="utf-8")
 
     def add(self, body: bytes) -> None:
         """A piece of a file: its name, a zero, and what follows what came before."""
         name, _, data = body.partition(b"\0")
-        file = self._file(name.decode("utf-8", "replace"))
+        text = name.decode("utf-8", "replace")
+        file = self._file(text)
         self._bytes += len(data)
-        if file is not None and self._bytes <= MOST_BYTES:
-            with suppress(OSError):  # a full disk here ends the record, not the training
-                file.write(data)
+        try:
+            if file is None or self._bytes > MOST_BYTES or file.write(data) != len(data):
+                self.dropped.add(text)
+        except OSError:  # a full disk here ends the record, not the training
+            self.dropped.add(text)
 
     def note(self, vitals: dict[str, Any]) -> None:
         with suppress(OSError):
@@ -50,12 +55,12 @@ class Collected:
         return self._files.get(name)
 
     def _open(self, name: str) -> IO[bytes] | None:
-        """None for a name that leads elsewhere, or that another device has brought."""
-        path = self._folder / name
-        if not NAME.fullmatch(name) or ".." in name or name == RUN:
+        """None for a name that leads elsewhere, or where nothing can be written."""
+        if not NAME.fullmatch(name) or ".." in name:
             return None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("xb", buffering=0)
-        except OSError:
-            return None
+        own = self._folder / f"device-{self._device}" / name
+        for path in (own,) if name == RUN else (self._folder / name, own):
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return path.open("xb", buffering=0)
+        return None

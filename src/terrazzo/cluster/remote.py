@@ -49,7 +49,9 @@ class RemoteProcess:
         self._found: int | None = None
         """Its status as the thread knows it; whoever polls sees it then, not before."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._ssh = ssh
+        self.is_collected = False
+        """Whether all it recorded is here; what is not must stay there."""
+        self._ssh, self._records = ssh, request["records"]
         self._collected = Collected(folder, device) if folder is not None else None
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         self._process = subprocess.Popen(
@@ -137,7 +139,7 @@ class RemoteProcess:
             self._frames.tell(request)
             while status is None:
                 status = self._take(*self._frames.receive())
-        except (EOFError, OSError, FrameError, ValueError):
+        except (EOFError, OSError, FrameError, ValueError, KeyError, TypeError):
             status = self._lost()
         for number in self._pipes.values():
             os.close(number)
@@ -155,11 +157,24 @@ class RemoteProcess:
         elif kind == VITALS and self._collected is not None:
             self._collected.note(json.loads(body))
         elif kind == ENDED:
-            return int(json.loads(body))
+            told = json.loads(body)
+            self._keep(told["left"])
+            return int(told["status"])
         elif kind == ERROR:
             self._say(f"{self._ssh.device.title}: {json.loads(body)}")
             return LOST
         return None
+
+    def _keep(self, left: list[str]) -> None:
+        """What was not collected stays on the device, and is named."""
+        names = [*map(str, left), *(self._collected.dropped if self._collected else ())]
+        self.is_collected = not names
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            self._say(
+                f"not collected, and kept on {self._ssh.device.title} in {self._records}: "
+                f"{', '.join(names[:5])}{more}"
+            )
 
     def _write(self, kind: bytes, body: bytes) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more

@@ -24,7 +24,7 @@ from terrazzo.cluster.credentials import make_credentials
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES
 from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
-from terrazzo.cluster.session import LOST, ask, session
+from terrazzo.cluster.session import ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
 from terrazzo.cluster.veil import Ends, veiled
 from terrazzo.errors import HostError, LaunchError
@@ -241,8 +241,8 @@ class SshHosts:
 
         def clear(device: int) -> None:
             paths = sorted(self._put[device])
-            ended = all(p.status not in (None, LOST) for p in self._started if p.device == device)
-            if self._run_folder is not None and ended:
+            whole = all(p.is_collected for p in self._started)  # who share a home share the folder
+            if self._run_folder is not None and whole:
                 paths.append(self._remote_run(device))
             if paths and self._connections[device].is_open:
                 with suppress(LaunchError):

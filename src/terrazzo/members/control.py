@@ -1,6 +1,6 @@
 """Control: lines to all other devices, and a small thread that listens to them.
 
-The thread tells the others twice a second that this device lives, notices who is silent or stuck,
+The thread tells the others every second that this device lives, notices who is silent or stuck,
 and holds council with the rest. It never computes and never waits, so a long convolution does not
 look like death. The main thread asks it before it lets the result of an operation be seen.
 """
@@ -78,6 +78,8 @@ class Control:
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
+        self._bell, self._rung = socket.socketpair()  # wakes the thread when it is to end
+        self._selector.register(self._rung, selectors.EVENT_READ, None)
         for line in self._lines.values():
             self._selector.register(line, selectors.EVENT_READ, line)
         self._thread = threading.Thread(target=self._run, name="terrazzo members", daemon=True)
@@ -207,16 +209,28 @@ class Control:
     # ---- leaving -------------------------------------------------------------------------
 
     def leave(self, why: str = "") -> None:
-        """Parts from the others in order; with a reason, they will not go on."""
+        """Parts from the others in order; with a reason, they will not go on.
+
+        Without one it stays a moment: others may be in the middle of what this device has finished.
+        """
         with self._changed:
             if self._closed:
                 return
             self._say(list(self._lines), ["bye", why])
+            end_s = time.monotonic() + ENDED_S
+            while not why and self._here() and time.monotonic() < end_s:
+                self._changed.wait(0.05)
             self._closed = True
+        self._bell.close()
         self._thread.join(2 * BEAT_S)
+        self._rung.close()
         for line in self._lines.values():
             line.close()
         self._listener.close()
+
+    def _here(self) -> set[int]:
+        """Other members who have not left."""
+        return (set(self.view.members) & set(self._lines)) - set(self._left)
 
     def _check_left(self, *, late: bool) -> None:
         """Somebody who has ended its script will never come; those still on their way may have
@@ -264,7 +278,8 @@ class Control:
 
     def _attend(self, file: Any, line: Line | None, mask: int) -> None:
         if line is None:
-            self._answer()
+            if file is self._listener:
+                self._answer()
             return
         device = next((d for d, known in self._lines.items() if known is line), None)
         try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-BEAT_S = 0.5
-LEAST_SILENT_S, MOST_SILENT_S, PAUSES = 4.0, 20.0, 6
+BEAT_S = 1.0
+LEAST_SILENT_S, MOST_SILENT_S, PAUSES = 4.0, 20.0, 4
 WARM_UP = 3
 """Operations after which a device is at its usual work: before, it loads and exports."""
 LEAST_STUCK_S, STRETCHES, KNOWN_AFTER = 20.0, 10, 20

@@ -51,7 +51,7 @@ class Links(Letters):
         self.recorder: Recorder | None = None
         self.where = "the start"
         self.waits = False
-        """Whether this device waits for others, as they are told twice a second."""
+        """Whether this device waits for others, as they are told every second."""
         self.control: Control | None = None
         """The lines over which members agree on who they are; None: a loss ends the run."""
         self.recovery: Any = None

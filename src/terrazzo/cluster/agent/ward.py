@@ -49,7 +49,7 @@ class Ward:
     def __init__(self, request: dict[str, Any], frames: Frames) -> None:
         self._frames = frames
         self._lost_after_s = float(request["lost_after_s"])
-        self._records = _Records(request["records"], frames) if request["records"] else None
+        self._records = _Records(request, frames) if request["records"] else None
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self._secrets = Secrets(request["secrets"])
@@ -83,9 +83,8 @@ class Ward:
             self._end_all(signal.SIGKILL)
             for pump in pumps:
                 pump.join(DRAIN_S)
-            if self._records is not None:
-                self._records.send_rest()
-            self._frames.tell(self._process.returncode, ENDED)
+            left = self._records.send_rest() if self._records is not None else []
+            self._frames.tell({"status": self._process.returncode, "left": left}, ENDED)
         self._end_all(signal.SIGKILL)
         self._secrets.remove()
 
@@ -166,25 +165,34 @@ def remove_stale(place: Path) -> None:
 
 
 class _Records:
-    """The folder a training records in: what grows is sent as it grows, the rest at the end."""
+    """The folder a training records in: what grows is sent as it grows, the rest at the end.
 
-    def __init__(self, folder: str, frames: Frames) -> None:
-        self.folder = Path(folder).expanduser()
+    Devices that share a home share the folder: each sends its own of the files that grow.
+    """
+
+    def __init__(self, request: dict[str, Any], frames: Frames) -> None:
+        self.folder = Path(request["records"]).expanduser()
+        self._own = f"*-{request['environment']['RANK']}.jsonl"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._frames = frames
         self._sent: dict[str, int] = {}
 
     def send_new(self) -> None:
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in sorted(self.folder.glob(self._own)):
             self._send(path)
 
-    def send_rest(self) -> None:
+    def send_rest(self) -> list[str]:
+        """All that is still missing; gives the names of files that are too large for that."""
         self.send_new()
+        left = []
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".jsonl" or not path.is_file() or path.is_symlink():
                 continue
             if path.stat().st_size <= LARGEST_FILE_BYTES:
                 self._send(path)
+            else:
+                left.append(path.relative_to(self.folder).as_posix())
+        return left
 
     def _send(self, path: Path) -> None:
         name = path.relative_to(self.folder).as_posix()
