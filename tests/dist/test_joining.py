@@ -82,7 +82,9 @@ def wait_until(there: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("lost", [None, 0], ids=["all-stay", "the-first-dies-afterwards"])
 def test_a_device_joins_between_two_batches(lost: int | None, tmp_path: Path) -> None:
-    found = fates(2, joined, lost, str(tmp_path / "call"), joining=tmp_path / "members")
+    found = fates(
+        2, joined, lost, str(tmp_path / "call"), joining=tmp_path / "members", timeout_s=60
+    )
     done = [fate for fate in found if fate.kind == "done"]
     assert len(done) == (3 if lost is None else 2), [(f.kind, f.message) for f in found]
     model, average = quiet()

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import run_on
-from test_operators import BUNDLES, Stacked, many_plans
+from exports import one_export
+from test_operators import BUNDLES, Stacked, short_strips
 from test_passes import Hourglass
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ def operators(title: str, names: list[str], places: str, path: Path) -> list[str
     model, inputs = bundle({name: TABLES[title][name] for name in names}, Stacked)
     model, inputs = moved(model, here(places)), moved(inputs, here(places))
     wrong = []
-    with many_plans(path):
+    with one_export(path), short_strips():
         for layout, groups, passes in PLANS:
             report = tz.check(model, inputs, layout=layout, groups=groups, passes=passes)
             if not report.ok:
