@@ -37,9 +37,9 @@ check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Most tests wait for devices more than they compute, so there are more workers than cores. Each
-# keeps its own device processes, so there are not many more; idle ones steal the tests of others.
-WORKERS := $(shell n=$$(nproc); test $$n -lt 4 && echo $$((2 * n + 1)) || echo 6)
+# Many tests wait for devices, so there is one worker more than cores: with five on two cores some
+# tests that watch each other die became too slow. Idle ones steal the tests of others.
+WORKERS := $(shell n=$$(nproc); test $$n -lt 4 && echo $$((n + 1)) || echo 4)
 
 pytest: $(STAMP) ## the tests alone, on all cores; pass options with ARGS="-n 0 -k launch"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

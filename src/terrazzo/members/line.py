@@ -55,12 +55,14 @@ class Line:
                 raise LineError("it takes no messages") from None
 
     def hear(self) -> list[Any]:
-        """The messages that are complete."""
+        """The messages that are complete; the end is told when nothing is left before it."""
+        ended = False
         try:
             while True:
                 part = self.socket.recv(1 << 16)
                 if not part:
-                    raise LineError("connection closed")
+                    ended = True
+                    break
                 self._come += part
                 if len(self._come) > 2 * LONGEST_BYTES:
                     break
@@ -79,6 +81,8 @@ class Line:
                 found.append(json.loads(data))
             except ValueError as error:
                 raise LineError("a message that is no JSON") from error
+        if ended and not found:
+            raise LineError("connection closed")
         return found
 
     def close(self) -> None:
