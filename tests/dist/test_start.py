@@ -46,7 +46,8 @@ for epoch in range(2):
         loss.backward()
         optimizer.step(); optimizer.zero_grad()
         losses.append(loss.item())
-print("LOSSES", device, json.dumps(losses), flush=True)
+sys.stdout.write(f"LOSSES {device} {json.dumps(losses)}\\n")  # at once: others write, too
+sys.stdout.flush()
 """
 
 MODELS = """
