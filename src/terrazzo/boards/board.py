@@ -138,7 +138,12 @@ class Board:
 
     def full(self, mode: Mapping[str, float]) -> dict[str, float]:
         """A mode with all that it leaves out at its highest."""
-        found = {"cores": float(self.cores), "cpu_hz": self.cpu.hz[-1], "gpu_hz": 0.0, "mem_hz": 0.0}
+        found = {
+            "cores": float(self.cores),
+            "cpu_hz": self.cpu.hz[-1],
+            "gpu_hz": 0.0,
+            "mem_hz": 0.0,
+        }
         found |= {name: values[-1] for name, values in self.knobs.items()}
         return found | dict(mode)
 
