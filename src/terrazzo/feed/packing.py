@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from terrazzo.errors import DataError, UsageError
 from terrazzo.records import document
 from terrazzo.records.shards import MANIFEST, Member, ShardIndex, Shards
-from terrazzo.records.units import bytes_text, count_text
+from terrazzo.records.units import bytes_text
 
 SHARD_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
@@ -285,13 +285,13 @@ def _full(target: Path, part: Sequence[Sample]) -> str:
 
 def _fill(
     sink: _Hashed, part: Sequence[Sample], *, tell: Callable[[int], None]
-) -> Iterator[tuple[str, dict[str, Member]]]:
+) -> list[tuple[str, dict[str, Member]]]:
     rows: list[tuple[str, dict[str, Member]]] = []
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for sample in part:
             rows.append((sample.key, dict(_added(tar, sample))))
             tell(sink.size)
-    return iter(rows)
+    return rows
 
 
 def _added(tar: tarfile.TarFile, sample: Sample) -> Iterator[tuple[str, Member]]:
@@ -331,13 +331,17 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-class _Hashed:
+class _Hashed(io.RawIOBase):
     """What is written, counted and hashed on its way."""
 
     def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__()
         self._raw, self._hash, self.size = raw, hashlib.sha256(), 0
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self._raw.write(data)
         self._hash.update(data)
         self.size += len(data)
@@ -351,10 +355,11 @@ class _Hashed:
         return self._hash.hexdigest()
 
 
-class _Summed:
+class _Summed(io.RawIOBase):
     """What is read, with its CRC."""
 
     def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__()
         self._raw, self.crc = raw, 0
 
     def read(self, size: int = -1) -> bytes:

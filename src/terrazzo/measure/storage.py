@@ -60,7 +60,8 @@ def measure_storage(
         spent = _Budget(budget_s, most_bytes)
         sequential = _sequential(ground, spent.part(SEQUENTIAL_SHARE), tell)
         rows = _random(ground, spent, tell)
-        files = _whole_files(found, spent.part(FILES_SHARE), tell)
+        small = [file for file in found if file.stat().st_size < max(SIZES)]
+        files = _whole_files(small, spent.part(FILES_SHARE), tell)
     return Storage(
         path=str(path),
         medium=medium.title,
@@ -254,8 +255,8 @@ def _scratch(folder: Path, size: int) -> Iterator[Path]:
         number, name = tempfile.mkstemp(prefix=".terrazzo-storage-", dir=folder)
     except OSError as error:
         raise UsageError(
-            f"{folder} holds no files of {max(SIZES) >> 10} KiB and more, and a scratch file cannot "
-            f"be written there: {error.strerror}; name a folder with data, or one to write in"
+            f"{folder} holds no large files, and a scratch file cannot be written there: "
+            f"{error.strerror}; name a folder with data, or one to write in"
         ) from error
     try:
         with os.fdopen(number, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Storage:
     sequential_bytes_per_s: float
     random: tuple[Reads, ...]
     files: Reads | None
-    """Whole files that lie there, opened and read one by one; None: there were none to try."""
+    """Small files that lie there, opened and read one by one; None: there were none to try."""
     read_bytes: int
     took_s: float
     measured_s: float
@@ -110,7 +111,7 @@ def _along(rows: list[tuple[int, float]], size_bytes: float) -> float:
     """Between measured sizes, and beyond them along the outermost line; never below the first."""
     if len(rows) == 1 or size_bytes <= rows[0][0]:
         return rows[0][1]
-    pairs = list(zip(rows, rows[1:], strict=False))
+    pairs = list(pairwise(rows))
     low, high = next((pair for pair in pairs if size_bytes <= pair[1][0]), pairs[-1])
     slope = max(0.0, (high[1] - low[1]) / (high[0] - low[0]))
     return low[1] + slope * (size_bytes - low[0])
