@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import terrazzo
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
-from terrazzo.feed import feed
+from terrazzo.feed.feed import feed
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget

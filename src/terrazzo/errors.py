@@ -6,6 +6,7 @@ next. The command line prints it as one line; a script can catch the branch it c
     TerrazzoError
     ├── UsageError         a call or a flag that makes no sense
     ├── ModelError         a model that cannot be loaded, exported or kept exact
+    ├── DataError          data that cannot be read, is damaged, or finds no room
     ├── PlanError          a plan that does not fit the model, the input or the devices
     ├── LaunchError        processes that could not be started
     │   ├── LabError       an emulated cluster that this machine cannot make, or not as asked for
@@ -32,6 +33,10 @@ class UsageError(TerrazzoError):
 
 class ModelError(TerrazzoError):
     """A model that cannot be loaded, exported or kept exact."""
+
+
+class DataError(TerrazzoError):
+    """Data that cannot be read, is damaged, or finds no room."""
 
 
 class PlanError(TerrazzoError):

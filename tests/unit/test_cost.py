@@ -49,6 +49,12 @@ def predicted(cluster: Profile, layout: str, *, groups: Any = "each", **options:
     return predict(lower(graph(), plan), cluster, **options)
 
 
+def exchange(clocks: Clocks, messages: list[tuple[int, int, int]]) -> None:
+    """All messages of one exchange; each device goes on when it has its."""
+    clocks.depart(messages)
+    clocks.arrive()
+
+
 class TestClocks:
     def clocks(self, **options: Any) -> Clocks:
         clocks = Clocks(Prices(profile(3, **options)))
@@ -58,7 +64,7 @@ class TestClocks:
     def test_a_receiver_waits_for_the_sender_and_the_wire(self) -> None:
         clocks = self.clocks(mbit_per_s=80, latency_s=0.01)
         clocks.compute(0, 5.0)
-        clocks.exchange([(0, 1, 10_000_000)])
+        exchange(clocks, [(0, 1, 10_000_000)])
         assert clocks.now[1] == pytest.approx(6.01, rel=0.05)
         assert clocks.now[2] == 0, "who has no part in it goes on"
         assert clocks.accounts[1].waiting_s == pytest.approx(5.0, rel=0.05)
@@ -66,15 +72,15 @@ class TestClocks:
 
     def test_messages_share_the_link_of_who_gets_them(self) -> None:
         clocks = self.clocks(mbit_per_s=80)
-        clocks.exchange([(0, 2, 10_000_000), (1, 2, 10_000_000)])
+        exchange(clocks, [(0, 2, 10_000_000), (1, 2, 10_000_000)])
         assert clocks.now[2] == pytest.approx(2.0, rel=0.05)
         assert clocks.now[0] == pytest.approx(1.0, rel=0.1)
 
     def test_on_one_medium_everybody_waits_for_everybody(self) -> None:
         messages = [(0, 1, 5_000_000), (1, 2, 5_000_000), (2, 0, 5_000_000)]
         wired, air = self.clocks(mbit_per_s=80), self.clocks(mbit_per_s=80, shared=True)
-        wired.exchange(messages)
-        air.exchange(messages)
+        exchange(wired, messages)
+        exchange(air, messages)
         assert max(wired.now) == pytest.approx(0.5, rel=0.1)
         assert max(air.now) == pytest.approx(1.5, rel=0.1)
 
@@ -92,14 +98,14 @@ class TestClocks:
         free, busy = self.clocks(), self.clocks()
         busy.background(50_000_000, (0, 1, 2))
         for clocks in (free, busy):
-            clocks.exchange([(0, 1, 10_000_000)])
+            exchange(clocks, [(0, 1, 10_000_000)])
         assert busy.now[1] > 1.5 * free.now[1]
 
     def test_what_can_wait_is_done_while_messages_are_on_their_way(self) -> None:
         for late_s, expected_s in ((0.5, 1.0), (3.0, 3.0)):
             clocks = self.clocks(mbit_per_s=80)
             clocks.defer(1, late_s)
-            clocks.exchange([(0, 1, 10_000_000)])
+            exchange(clocks, [(0, 1, 10_000_000)])
             assert clocks.now[1] == pytest.approx(expected_s, rel=0.1)
             assert clocks.accounts[1].compute_s == late_s
             clocks.catch_up(1)
@@ -118,7 +124,7 @@ class TestClocks:
         clocks.defer(0, 0.05)
         clocks.defer(2, 4.0)
         clocks.background(8_000_000, (0, 1, 2))
-        clocks.exchange([(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
+        exchange(clocks, [(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
         clocks.meet(0.02)
         clocks.finish()
         for device, account in enumerate(clocks.accounts):

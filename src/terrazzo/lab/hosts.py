@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from terrazzo.cluster.hosts import FOREIGN_PREFIXES, available_cores, copy_here
+from terrazzo.cluster.hosts import FOREIGN_PREFIXES, available_cores, copy_here, rendezvous
 from terrazzo.cluster.process import DeviceProcess
 from terrazzo.errors import LabError
 from terrazzo.lab import state
@@ -184,15 +184,8 @@ class LabHosts(RunningLab):
         if self.given_threads:  # a thread that waits would use up what others compute with
             own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         own.setdefault("PYTHONUNBUFFERED", "1")
-        return own | {
-            "GLOO_SOCKET_IFNAME": CABLE,
-            "RANK": str(device),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(self.names)),
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": str(port),
-        }
+        own["GLOO_SOCKET_IFNAME"] = CABLE
+        return own | rendezvous(device, len(self.names), at=(self.address(0), port))
 
     def threads(self, device: int) -> int:
         if self.given_threads:

@@ -9,18 +9,18 @@ from functools import cache
 from math import isfinite, nan
 from pathlib import Path
 
-KINDS = ("compute", "exchange", "sum", "agree", "feed", "note")
+KINDS = ("compute", "exchange", "sum", "agree", "feed", "stage", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A span of time on a device, in seconds of that device's clock since the epoch.
 
-    ``call`` counts the calls of net; ``phase`` is forward, backward or feed. ``bytes`` is the
-    payload sent. A note carries measurements (memory, say) or what a script logged in ``values``
-    and has no length; what JSON has no word for (NaN, an infinity) comes back as NaN. A span says
-    there to which ``group`` of the plan it belongs, and of an exchange or a sum how many seconds
-    were the device's own work.
+    ``call`` counts the calls of net; ``phase`` is forward, backward or feed (whose spans
+    ``records.stage`` explains). ``bytes`` is the payload sent. A note carries measurements (memory,
+    say) or what a script logged in ``values`` and has no length; what JSON has no word for (NaN, an
+    infinity) comes back as NaN. A span says there to which ``group`` of the plan it belongs, and of
+    an exchange or a sum how many seconds were the device's own work.
     """
 
     device: int

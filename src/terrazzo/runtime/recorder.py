@@ -90,6 +90,22 @@ class Recorder:
                 line(start, kind, name, begin + epoch, end + epoch, sent_bytes, told)
             )
 
+    def stage(
+        self,
+        phase: str,
+        kind: str,
+        name: str,
+        times: tuple[float, float],
+        *,
+        size_bytes: int = 0,
+        told: str = "",
+    ) -> None:
+        """A span that began and ended at ``times`` (of time.perf_counter), in another phase."""
+        if self._sampled:
+            start = line_start(self.device, self.call, phase)
+            begin, end = (time_s + self._epoch for time_s in times)
+            self._lines.append(line(start, kind, name, begin, end, size_bytes, told))
+
     def note(self, name: str, **values: float) -> None:
         now = time.time()
         event = Event(
