@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +32,11 @@ class Assistant:
             )
         except OSError as error:
             raise KnobError(f"the power helper cannot be started: {error}") from error
-        told = self._ask(do="knobs")["knobs"]
+        try:
+            told = self._ask(do="knobs")["knobs"]
+        except KnobError:
+            self.close()
+            raise
         self._knobs = {name: tuple(values) for name, values in told.items()}
         return self
 
@@ -42,15 +46,20 @@ class Assistant:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()  # by which it knows
+        self.close()
+
+    def close(self) -> None:
+        """Lets the helper go, and waits until it has put the device back."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()  # by which it knows
         try:
-            self._process.wait(PATIENCE_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait()
-        self._process.stdout.close()
+            process.terminate()
+            process.wait()
+        process.stdout.close()
 
     @property
     def knobs(self) -> Mapping[str, tuple[float, ...]]:
@@ -83,7 +92,3 @@ class Assistant:
         if "error" in answer:
             raise KnobError(answer["error"])
         return answer
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0
