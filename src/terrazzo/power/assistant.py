@@ -74,15 +74,13 @@ class Assistant:
     def _ask(self, **request: Any) -> dict[str, Any]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # what it said before it went can still be read
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError as error:
-            raise KnobError(f"the power helper has gone: {error}") from error
+        line = process.stdout.readline()
         if not line:
             raise KnobError(
-                "the power helper ended at once: changing modes needs root. Allow it without a "
+                "the power helper has gone: changing modes needs root. Allow it without a "
                 f"password (sudo -n {' '.join(HELPER)}), or start the command with sudo"
             )
         try:
