@@ -12,6 +12,7 @@ next. The command line prints it as one line; a script can catch the branch it c
     │   └── HostError      a device that cannot be reached, or not be used as it is
     └── RunError           something that went wrong while devices worked together
         ├── PeerLost       a device stopped answering
+        ├── DataError      a sample that could not be read, or not be put into a batch
         ├── Disagreement   devices hold different batches, targets, weights or modes
         └── NotANumber     the model or its gradient produced NaN
 """
@@ -53,6 +54,10 @@ class RunError(TerrazzoError):
 
 class PeerLost(RunError):
     """A device stopped answering."""
+
+
+class DataError(RunError):
+    """A sample that could not be read, or not be put into a batch."""
 
 
 class Disagreement(RunError):
