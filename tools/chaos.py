@@ -19,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,25 +156,15 @@ class Round:
 
 def strike_from_inside(strikes: Sequence[Strike], links: Any, optimizer: Any) -> None:
     """Lets what is meant for this device happen at its place."""
-    for strike in strikes:
-        if strike.device != links.device:
+    from strike import strike
+
+    for one in strikes:
+        if one.device != links.device:
             continue
-        method = PLACES[strike.place][0]
+        method = PLACES[one.place][0]
         target = {"finish": links.control, "next_view": links.control, "step": optimizer}
-        _wrap(target.get(method, links), method, strike.at, lambda kind=strike.kind: _do(kind))
-
-
-def _wrap(target: Any, method: str, at: int, act: Callable[[], None]) -> None:
-    usual, count = getattr(target, method), 0
-
-    def struck(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == at:
-            act()
-        return usual(*args, **kwargs)
-
-    setattr(target, method, struck)
+        act = partial(_do, one.kind)
+        strike(target.get(method, links), method, act, at=one.at)
 
 
 def _do(kind: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from terrazzo.errors import UsageError
+from terrazzo.errors import RunError, UsageError
 from terrazzo.feed.feed import Alone, Feed
 from terrazzo.feed.sources import source_of
 from terrazzo.runtime.checkpoint import Shelf
@@ -21,8 +21,7 @@ from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
-from terrazzo.runtime.parcel import pack, unpack
-from terrazzo.runtime.recovery import Recovery, give_tensors, take_tensors
+from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel
 from terrazzo.runtime.scribe import Scribe
 
 
@@ -102,7 +101,7 @@ class Run:
         if links.later is not None:
             join_later(links, self)
         elif links.resume_from is not None and not self.steps:
-            self._resume(Shelf(links.resume_from / str(links.device)))
+            self._resume_from(links.resume_from)
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
@@ -189,6 +188,13 @@ class Run:
             raise UsageError("tz.Run was not told where from: give it every= or checkpoints=")
         return self._resume(self.scribe.shelf)
 
+    def _resume_from(self, folder: Path) -> None:
+        if not self._resume(Shelf(folder / str(self.net.links.device))):
+            raise RunError(
+                f"no device has a checkpoint in {folder} that can be read: see what was said of "
+                "them, or start anew without --resume"
+            )
+
     def _resume(self, shelf: Shelf) -> int:
         links, found = self.net.links, shelf.latest()
         own = -1.0 if found is None else float(found.step)
@@ -196,14 +202,11 @@ class Run:
         if float(steps.max()) < 0:
             return 0
         source = int(steps.argmax())
-        if links.device == source:
-            assert found is not None
-            tensors: list[torch.Tensor] = []
-            packed = pack([dict(found.model), found.rest], tensors, name="the run")
-            give_tensors(links, tensors, source, packed)
+        if found is not None and links.device == source:
+            give_parcel(links, [dict(found.model), found.rest], source, name="the run")
+            model, rest = found.model, found.rest
         else:
-            tensors, packed = take_tensors(links, source)
-        model, rest = unpack(packed, tensors)
+            model, rest = take_parcel(links, source)
         self.load_state_dict({**rest, "net": model})
         return self.steps
 
@@ -211,13 +214,11 @@ class Run:
 
     def give(self, source: int) -> None:
         """Sends all this to devices that have just joined."""
-        tensors: list[torch.Tensor] = []
-        state = pack({**self.state_dict(), "grads": self._grads()}, tensors, name="the run")
-        give_tensors(self.net.links, tensors, source, state)
+        state = {**self.state_dict(), "grads": self._grads()}
+        give_parcel(self.net.links, state, source, name="the run")
 
     def take(self, source: int) -> None:
-        tensors, packed = take_tensors(self.net.links, source)
-        state = unpack(packed, tensors)
+        state = take_parcel(self.net.links, source)
         self.load_state_dict(state)
         for name, parameter in self.net.named_parameters():
             parameter.grad = state["grads"].get(name)

@@ -7,6 +7,7 @@ how each ended: what its function returned, what it raised, or that it is gone.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,6 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from devices import exports_folder, forking
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+from strike import strike
+
+__all__ = ["Fate", "die", "fates", "strike"]
+
+
+def die(number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from expendable import fates
+from expendable import die, fates
 from plain import assert_close, cnn, state
-from test_recovery import Found, die, told
+from test_recovery import Found, told
 from test_recovery_feed import loader
 from torch import nn
 

@@ -7,13 +7,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from expendable import Fate, fates
+from expendable import Fate, die, fates, strike
 from plain import batches, twin
 from torch import nn
 
@@ -33,24 +31,6 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 3, 3, 2), *layers, nn.Flatten()).double()
 
 
-def strike(links: Any, method: str, act: Callable[[], None], *, at: int = 2) -> None:
-    """Lets something happen in the middle of the work, at the n-th use of one of its methods."""
-    usual, count = getattr(links, method), 0
-
-    def struck(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == at:
-            act()
-        return usual(*args, **kwargs)
-
-    setattr(links, method, struck)
-
-
-def die(number: int = signal.SIGKILL) -> None:
-    os.kill(os.getpid(), number)
-
-
 def loop(net: nn.Module, steps: int = 4) -> None:
     for _ in range(steps):
         F.cross_entropy(net(X), Y).backward()
@@ -60,7 +40,7 @@ def killed(device: int, method: str, number: int = signal.SIGKILL) -> None:
     net = tz.parallelize(model(), (X,))
     loop(net, 1)
     if net.links.device == device:
-        strike(net.links, method, lambda: die(number))
+        strike(net.links, method, lambda: die(number), at=2)
     loop(net)
 
 
@@ -121,7 +101,7 @@ def test_a_device_that_raises_and_ends_is_named() -> None:
 def raises_inside_a_call(device: int = 1) -> None:
     net = tz.parallelize(model(), (X,))
     if net.links.device == device:
-        strike(net.links, "depart", out_of_memory)
+        strike(net.links, "depart", out_of_memory, at=2)
     loop(net)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from expendable import Fate, fates
+from expendable import Fate, die, fates, strike
 from plain import assert_close, batches, bits, cnn, state, train
 from torch import Tensor, nn
 
@@ -24,24 +23,6 @@ STEPS = 6
 DATA = batches(STEPS)
 X, Y = DATA[0]
 Found = dict[str, Any]
-
-
-def die(number: int = signal.SIGKILL) -> None:
-    os.kill(os.getpid(), number)
-
-
-def strike(target: Any, method: str, act: Callable[[], None], *, at: int) -> None:
-    """Lets something happen at the n-th use of a method."""
-    usual, count = getattr(target, method), 0
-
-    def struck(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == at:
-            act()
-        return usual(*args, **kwargs)
-
-    setattr(target, method, struck)
 
 
 def expected() -> dict[str, Tensor]:
@@ -186,6 +167,22 @@ def test_a_device_that_comes_back_too_late_does_not_go_on() -> None:
     found = fates(3, sleeping, 2)
     agreed(found[:2], (0, 1))
     assert (found[2].kind, found[2].what) == ("raised", "PeerLost")
+
+
+def alone(device: int) -> Found:
+    health.MOST_SILENT_S = 3.0
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if net.links.device == device:
+        strike(net.links, "depart", lambda: die(signal.SIGSTOP), at=7)
+    return told(net, train(net, optimizer, DATA))
+
+
+def test_the_last_one_left_does_not_wait_for_a_silent_one() -> None:
+    """It decides alone, at once, and must be told so where it waits for the other's data."""
+    found = fates(2, alone, 1, timeout_s=110, ignoring=(1,))
+    agreed(found[:1], (0,))
 
 
 def two_of_four(first: int, second: int) -> Found:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from expendable import fates
+from expendable import die, fates, strike
 from plain import assert_close, cnn, state
-from test_recovery import Found, die, strike, told
+from test_recovery import Found, told
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

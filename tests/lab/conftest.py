@@ -16,7 +16,8 @@ from terrazzo.lab import LabHosts
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from emulated import described  # noqa: E402: beside this file
+from emulated import described
+from sshd import SshDevices, ssh_devices
 
 
 def missing() -> str:
@@ -61,4 +62,15 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabHosts]:
     topology = described("3xsmall", tmp_path_factory.mktemp("presets"))
     with LabHosts.open(topology) as found:
         found.throttle([0.14] * 3)  # each worker may hold such a lab, and more must still fit
+        yield found
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevices]:
+    """Two of them with an SSH server each."""
+    folder = tmp_path_factory.mktemp("ssh")
+    with (
+        LabHosts.open(described("2xroomy", folder)) as hosts,
+        ssh_devices(hosts, folder) as found,
+    ):
         yield found

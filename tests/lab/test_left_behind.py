@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from emulated import PRESETS, described
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 from terrazzo.lab import LabHosts, state
 from terrazzo.lab.groups import find_groups
@@ -57,15 +57,6 @@ def traces(lab: str) -> list[str]:
     found = [f"process {process}" for process in groups.processes(lab)]
     found += [path.name for path in state.FOLDER.iterdir() if lab in path.name]
     return found + (["groups"] if lab in groups.labs() else [])
-
-
-def is_running(process: int) -> bool:
-    """One that only waits to be reaped does not count."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def janitors() -> list[int]:

@@ -7,15 +7,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from emulated import described
-from sshd import SshDevices, missing, ssh_devices
+from sshd import SshDevices, missing
 
 from terrazzo.cli.main import main
-from terrazzo.lab import LabHosts
 from terrazzo.lab.hosts import ENTER
 from terrazzo.records.cluster import Cluster
 from terrazzo.records.profile import Profile
@@ -24,16 +21,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(missing()), reason=f"SSH hosts were NOT tested: {missing()}"),
 ]
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevices]:
-    folder = tmp_path_factory.mktemp("ssh")
-    with (
-        LabHosts.open(described("2xroomy", folder)) as hosts,
-        ssh_devices(hosts, folder) as found,
-    ):
-        yield found
 
 
 def check(devices: SshDevices, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from emulated import described
-from sshd import SshDevices, missing, ssh_devices
-from waiting import wait_until
+from sshd import SshDevices, missing
+from waiting import is_running, wait_until
 
 from terrazzo.cli.main import main
-from terrazzo.lab import LabHosts
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -48,30 +46,12 @@ def usable(python: str) -> bool:
     )
 
 
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevices]:
-    folder = tmp_path_factory.mktemp("ssh")
-    with (
-        LabHosts.open(described("2xroomy", folder)) as hosts,
-        ssh_devices(hosts, folder) as found,
-    ):
-        yield found
-
-
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-def is_running(process: int) -> bool:
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def refused(capfd: pytest.CaptureFixture[str], cluster: Path, *arguments: str) -> str:

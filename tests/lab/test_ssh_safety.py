@@ -10,18 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from emulated import described
-from sshd import SshDevices, missing, ssh_devices
+from sshd import SshDevices, missing
 from torch import nn
 from waiting import wait_until
 
 from terrazzo.cli.main import main
-from terrazzo.lab import LabHosts
 from terrazzo.lab.namespace import inside
 
 pytestmark = [
@@ -77,16 +74,6 @@ while rate == 0.0 or steps < 10:
     steps += rate > 0
 print(f"LOSS {loss.item():.15f}", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevices]:
-    folder = tmp_path_factory.mktemp("ssh")
-    with (
-        LabHosts.open(described("2xroomy", folder)) as hosts,
-        ssh_devices(hosts, folder) as found,
-    ):
-        yield found
 
 
 class Ear:

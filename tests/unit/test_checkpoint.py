@@ -83,6 +83,8 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, how: str) -> No
     found = shelf.load()
     assert found.step == 1 and found.model["a"][0] == 1.0
     assert len(found.passed_over) == 1 and found.passed_over[0].startswith("step 2: ")
+    with pytest.warns(RuntimeWarning, match=r"was passed over: step 2: "):
+        shelf.latest()
     with pytest.raises(RunError, match=r"no checkpoint in .* can be read \(step 2: "):
         shelf.load(2)
 

@@ -49,6 +49,12 @@ def predicted(cluster: Profile, layout: str, *, groups: Any = "each", **options:
     return predict(lower(graph(), plan), cluster, **options)
 
 
+def exchange(clocks: Clocks, messages: list[tuple[int, int, int]]) -> None:
+    """All messages of one exchange; each device goes on when it has its."""
+    clocks.depart(messages)
+    clocks.arrive()
+
+
 class TestClocks:
     def clocks(self, **options: Any) -> Clocks:
         clocks = Clocks(Prices(profile(3, **options)))
@@ -58,7 +64,7 @@ class TestClocks:
     def test_a_receiver_waits_for_the_sender_and_the_wire(self) -> None:
         clocks = self.clocks(mbit_per_s=80, latency_s=0.01)
         clocks.compute(0, 5.0)
-        clocks.exchange([(0, 1, 10_000_000)])
+        exchange(clocks, [(0, 1, 10_000_000)])
         assert clocks.now[1] == pytest.approx(6.01, rel=0.05)
         assert clocks.now[2] == 0, "who has no part in it goes on"
         assert clocks.accounts[1].waiting_s == pytest.approx(5.0, rel=0.05)
@@ -66,15 +72,15 @@ class TestClocks:
 
     def test_messages_share_the_link_of_who_gets_them(self) -> None:
         clocks = self.clocks(mbit_per_s=80)
-        clocks.exchange([(0, 2, 10_000_000), (1, 2, 10_000_000)])
+        exchange(clocks, [(0, 2, 10_000_000), (1, 2, 10_000_000)])
         assert clocks.now[2] == pytest.approx(2.0, rel=0.05)
         assert clocks.now[0] == pytest.approx(1.0, rel=0.1)
 
     def test_on_one_medium_everybody_waits_for_everybody(self) -> None:
         messages = [(0, 1, 5_000_000), (1, 2, 5_000_000), (2, 0, 5_000_000)]
         wired, air = self.clocks(mbit_per_s=80), self.clocks(mbit_per_s=80, shared=True)
-        wired.exchange(messages)
-        air.exchange(messages)
+        exchange(wired, messages)
+        exchange(air, messages)
         assert max(wired.now) == pytest.approx(0.5, rel=0.1)
         assert max(air.now) == pytest.approx(1.5, rel=0.1)
 
@@ -92,14 +98,14 @@ class TestClocks:
         free, busy = self.clocks(), self.clocks()
         busy.background(50_000_000, (0, 1, 2))
         for clocks in (free, busy):
-            clocks.exchange([(0, 1, 10_000_000)])
+            exchange(clocks, [(0, 1, 10_000_000)])
         assert busy.now[1] > 1.5 * free.now[1]
 
     def test_what_can_wait_is_done_while_messages_are_on_their_way(self) -> None:
         for late_s, expected_s in ((0.5, 1.0), (3.0, 3.0)):
             clocks = self.clocks(mbit_per_s=80)
             clocks.defer(1, late_s)
-            clocks.exchange([(0, 1, 10_000_000)])
+            exchange(clocks, [(0, 1, 10_000_000)])
             assert clocks.now[1] == pytest.approx(expected_s, rel=0.1)
             assert clocks.accounts[1].compute_s == late_s
             clocks.catch_up(1)
@@ -118,7 +124,7 @@ class TestClocks:
         clocks.defer(0, 0.05)
         clocks.defer(2, 4.0)
         clocks.background(8_000_000, (0, 1, 2))
-        clocks.exchange([(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
+        exchange(clocks, [(0, 1, 300_000), (1, 2, 4_000_000), (2, 1, 100_000)])
         clocks.meet(0.02)
         clocks.finish()
         for device, account in enumerate(clocks.accounts):
@@ -252,3 +258,44 @@ class TestPredict:
         found = predicted(profile(4), "tiles:2x2")
         in_groups = sum(group.compute_s[1] for group in found.groups)
         assert 0.9 * found.compute_s[1] < in_groups <= found.compute_s[1]
+
+
+class TestDelivery:
+    """One device reads; the others wait for their part of the input over its link."""
+
+    PIXELS = BATCH * 3 * 48 * 48
+
+    def delivered(self, layout: str, each: int, **options: Any) -> tuple[Prediction, Prediction]:
+        cluster = profile(4, **options)
+        plan = plan_graph(graph(), 4, layout=layout, groups="each")
+        program = lower(graph(), plan)
+        return predict(program, cluster), predict(program, Prices(cluster, delivered=each))
+
+    def test_images_travel_over_the_link_of_the_reader(self) -> None:
+        before, after = self.delivered("samples:4", 1, mbit_per_s=0.8)
+        assert before.delivery_s == 0
+        assert after.delivered_bytes == self.PIXELS * 3 / 4
+        wire_s = after.delivered_bytes / 0.1e6
+        assert wire_s < after.delivery_s < 1.1 * wire_s, "the rest are notes"
+        assert after.step_s - before.step_s == pytest.approx(after.delivery_s, rel=0.05)
+        assert after.sent_bytes == before.sent_bytes, "maps and gradients alone"
+
+    def test_floats_take_four_times_as_long(self) -> None:
+        small, large = (self.delivered("samples:4", each, mbit_per_s=0.8)[1] for each in (1, 4))
+        assert large.delivered_bytes == 4 * small.delivered_bytes
+        more_s = 3 * small.delivered_bytes / 0.1e6
+        assert large.delivery_s - small.delivery_s == pytest.approx(more_s, rel=0.05)
+
+    def test_tiles_have_edges_and_whole_inputs_go_to_everybody(self) -> None:
+        tiles, whole = (self.delivered(layout, 1)[1] for layout in ("tiles:2x2", "whole"))
+        assert whole.delivered_bytes == 3 * self.PIXELS
+        assert self.PIXELS * 3 / 4 < tiles.delivered_bytes < self.PIXELS
+
+    def test_a_device_alone_is_sent_nothing(self) -> None:
+        plan = plan_graph(graph(), 1, layout="whole", groups="each")
+        found = predict(lower(graph(), plan), Prices(profile(1), delivered=1))
+        assert (found.delivery_s, found.delivered_bytes) == (0.0, 0)
+
+    def test_it_is_kept_in_the_record(self) -> None:
+        found = self.delivered("samples:4", 1)[1]
+        assert Prediction.from_json(found.to_json()) == found

@@ -15,7 +15,7 @@ import pytest
 from terrazzo.cluster.credentials import make_credentials
 from terrazzo.errors import LaunchError
 from terrazzo.runtime.credentials import Credentials
-from terrazzo.runtime.meeting import meet
+from terrazzo.runtime.store import meet
 from terrazzo.runtime.tunnel import MOST_STRANGERS, listen
 
 pytestmark = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 from terrazzo.runtime import hello
-from terrazzo.runtime.wire import Wire, WireError, window_bytes
+from terrazzo.runtime.wire import Parcel, Wire, WireError, window_bytes
 
 ADDRESS = (socket.AF_INET, "127.0.0.1")
 
@@ -40,6 +40,17 @@ def wires(count: int, timeout_s: float = 20.0) -> list[Wire]:
     return found
 
 
+def talked(
+    wire: Wire,
+    sends: Sequence[Parcel],
+    receives: Sequence[Parcel],
+    meanwhile: Callable[[], object] = lambda: None,
+) -> None:
+    begun = wire.begin(sends, receives)
+    meanwhile()
+    wire.end(begun)
+
+
 def together(*calls: Callable[[], None]) -> None:
     with ThreadPoolExecutor(len(calls)) as pool:
         for done in [pool.submit(call) for call in calls]:
@@ -54,7 +65,8 @@ def test_far_more_than_connections_hold_passes_both_ways_at_once() -> None:
 
     def talk(device: int) -> Callable[[], None]:
         others = [peer for peer in range(3) if peer != device]
-        return lambda: found[device].talk(
+        return lambda: talked(
+            found[device],
             [(peer, sent[device]) for peer in others],
             [(peer, got[device][peer]) for peer in others],
         )
@@ -72,8 +84,8 @@ def test_several_parcels_arrive_in_order_whatever_happens_meanwhile() -> None:
     got = [torch.empty_like(parcel) for parcel in parcels]
     did: list[str] = []
     together(
-        lambda: first.talk([(1, p) for p in parcels], [], meanwhile=lambda: did.append("first")),
-        lambda: second.talk([], [(0, p) for p in got], meanwhile=lambda: did.append("second")),
+        lambda: talked(first, [(1, p) for p in parcels], [], meanwhile=lambda: did.append("first")),
+        lambda: talked(second, [], [(0, p) for p in got], meanwhile=lambda: did.append("second")),
     )
     assert sorted(did) == ["first", "second"]
     assert all(map(torch.equal, parcels, got))
@@ -81,9 +93,9 @@ def test_several_parcels_arrive_in_order_whatever_happens_meanwhile() -> None:
 
 def test_devices_out_of_step_are_found_out() -> None:
     first, second = wires(2)
-    first.talk([(1, torch.zeros(4))], [])
+    talked(first, [(1, torch.zeros(4))], [])
     with pytest.raises(WireError, match="out of step: expected message 0 of 8 bytes") as caught:
-        second.talk([], [(0, torch.empty(2))])
+        talked(second, [], [(0, torch.empty(2))])
     assert caught.value.peer == 0
 
 
@@ -91,14 +103,14 @@ def test_a_device_that_left_is_named() -> None:
     first, _, third = wires(3)
     third.close()
     with pytest.raises(WireError, match=r"closed|reset") as caught:
-        first.talk([], [(1, torch.empty(1)), (2, torch.empty(1))])
+        talked(first, [], [(1, torch.empty(1)), (2, torch.empty(1))])
     assert caught.value.peer == 2
 
 
 def test_a_silent_device_is_named_after_the_timeout() -> None:
     first, _ = wires(2, timeout_s=0.3)
     with pytest.raises(WireError, match=r"Timed out waiting 0\.3 s") as caught:
-        first.talk([], [(1, torch.empty(1))])
+        talked(first, [], [(1, torch.empty(1))])
     assert caught.value.peer == 1
 
 
@@ -116,5 +128,5 @@ def test_a_stranger_who_calls_is_sent_away() -> None:
         one, other = first.result(), second.result()
     OPEN.extend([one, other])
     got = torch.empty(3)
-    together(lambda: one.talk([(1, torch.ones(3))], []), lambda: other.talk([], [(0, got)]))
+    together(lambda: talked(one, [(1, torch.ones(3))], []), lambda: talked(other, [], [(0, got)]))
     assert torch.equal(got, torch.ones(3))

@@ -58,6 +58,18 @@ class Hosts(Protocol):
         """Ends, at once, everything that was started on the device."""
 
 
+def rendezvous(device: int, devices: int, *, at: tuple[str, int]) -> dict[str, str]:
+    """What torchrun would set for a device that is a computer of its own."""
+    return {
+        "RANK": str(device),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(devices),
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": at[0],
+        "MASTER_PORT": str(at[1]),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHosts:
     """Devices that are processes on this machine and talk over its loopback interface."""
@@ -93,14 +105,8 @@ class LocalHosts:
         own.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // self.devices)))
         own.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         own.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
-        return own | {
-            "RANK": str(device),
-            "LOCAL_RANK": str(device),
-            "WORLD_SIZE": str(self.devices),
-            "LOCAL_WORLD_SIZE": str(self.devices),
-            "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": str(port),
-        }
+        together = {"LOCAL_RANK": str(device), "LOCAL_WORLD_SIZE": str(self.devices)}
+        return own | rendezvous(device, self.devices, at=(self.address(0), port)) | together
 
     def address(self, device: int) -> str:
         return LOCAL_ADDRESS

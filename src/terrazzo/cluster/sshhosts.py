@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from terrazzo.cluster.code import Code
 from terrazzo.cluster.credentials import make_credentials
-from terrazzo.cluster.hosts import FOREIGN_PREFIXES
+from terrazzo.cluster.hosts import FOREIGN_PREFIXES, rendezvous
 from terrazzo.cluster.inspection import Facts, findings
 from terrazzo.cluster.remote import RemoteProcess, run_request
 from terrazzo.cluster.session import ask, session
@@ -183,14 +183,7 @@ class SshHosts:
         }
         if path := self.cluster.environment.get("PYTHONPATH"):
             own["PYTHONPATH"] = f"{self._library[device]}:{path}"
-        return own | {
-            "RANK": str(device),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(self.names)),
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": str(port),
-        }
+        return own | rendezvous(device, len(self.names), at=(self.address(0), port))
 
     def run(
         self, command: Sequence[str], *, device: int, environment: Mapping[str, str]

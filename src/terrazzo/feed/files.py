@@ -53,10 +53,36 @@ class Files:
         self.read_bytes = 0
         self.is_partly_seen = False
         """Whether the sample read from something that is not among these files."""
+        self.fetched: Any = None
+        """What the data set itself has fetched, if that is a step of its own."""
         self._held: dict[str, bytes] = {}
+        self._is_timed = False
+
+    @property
+    def whole(self) -> Any:
+        """All that a sample is made of, None: that is not known."""
+        if self.fetched is not None:
+            return self.fetched
+        return self.opened if self.opened and not self.is_partly_seen else None
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What happens within is fetching."""
+        if self._is_timed:
+            yield
+            return
+        self._is_timed = True
+        began, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.read_s += time.perf_counter() - began
+            self.cpu_s += time.thread_time() - cpu
+            self._is_timed = False
 
     def begin(self, held: list[tuple[str, bytes]] | None = None) -> None:
         self.opened, self.last, self.is_partly_seen = [], "", False
+        self.fetched = None
         self._held = dict(held or ())
 
     def open(self, file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
@@ -68,17 +94,13 @@ class Files:
         held = self._held.get(path)
         if held is not None:
             return Copy(held, path)
-        began, cpu = time.perf_counter(), time.thread_time()
-        try:
+        with self.timed():
             found = _open(path, "rb")
             if os.fstat(found.fileno()).st_size > MOST_BYTES:
                 self.is_partly_seen = True
                 return found
             with found:
                 data = found.read()
-        finally:
-            self.read_s += time.perf_counter() - began
-            self.cpu_s += time.thread_time() - cpu
         self.read_bytes += len(data)
         self.opened.append((path, data))
         return Copy(data, path)

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
@@ -38,14 +37,15 @@ class Place(NamedTuple):
     form: str
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """What is to be made, and what is known of its samples."""
 
     indices: Any
     """As the sampler gave them: a list, or one index where batches are not collated."""
-    held: Mapping[Any, Place] = MappingProxyType({})
+    held: Mapping[Any, Place] = field(default_factory=dict)
     """Samples that are in memory."""
-    keep: Mapping[Any, str] = MappingProxyType({})
+    keep: Mapping[Any, str] = field(default_factory=dict)
     """Samples that are to be put there, and the form in which."""
     stream: draws.Stream | None = None
     states: draws.States | None = None
@@ -83,6 +83,13 @@ class Recipe:
     """Whether bad samples are left out."""
     seed: int | None = None
     """Samples have their own seeds, made of this one; None: they draw as under a DataLoader."""
+
+    @property
+    def in_two_steps(self) -> bool:
+        """Whether the data set says itself what is fetching and what is decoding."""
+        return callable(getattr(self.dataset, "fetch", None)) and callable(
+            getattr(self.dataset, "decode", None)
+        )
 
     @property
     def by_sample(self) -> bool:
@@ -171,35 +178,47 @@ class Maker:
         if held is not None and task.held[index].form == DECODED:
             self._from_memory += 1
             return thaw(held)
-        files = self.files
-        if files is not None:
-            known = thaw(held) if held is not None else self._from_peer(index)
+        known = None
+        if self.files is not None:
+            known = held if held is not None else self._from_peer(index)
             self._from_memory += held is not None
-            files.begin(known)
         if index not in task.keep:
-            return self.recipe.dataset[index]
-        states, before = draws.states(), 0.0 if files is None else files.read_s
+            return self._read(index, known)
+        states, before = draws.states(), self.files.read_s if self.files else 0.0
         began = time.perf_counter()
-        sample = self.recipe.dataset[index]
+        sample = self._read(index, known)
         took_s = time.perf_counter() - began
-        read_s = 0.0 if files is None else files.read_s - before
+        read_s = self.files.read_s - before if self.files else 0.0
         drew = not draws.same(states, draws.states())
         made.draws |= drew
         self._keep((index, sample), task.keep[index], made, saves=(read_s, took_s), drew=drew)
         return sample
+
+    def _read(self, index: Any, known: bytes | None) -> Any:
+        """A sample, from its encoded bytes where they are known."""
+        files, dataset = self.files, self.recipe.dataset
+        if files is None:
+            return dataset[index]
+        if not self.recipe.in_two_steps:
+            files.begin(None if known is None else thaw(known))
+            return dataset[index]
+        files.begin()
+        if known is not None:
+            return dataset.decode(thaw(known))
+        with files.timed():
+            data = dataset.fetch(index)
+        files.fetched = data
+        return dataset.decode(data)
 
     def _held(self, place: Place | None) -> bytes | None:
         if place is None or self.arena is None:
             return None
         return self.arena.get(place.place, place.size)
 
-    def _from_peer(self, index: Any) -> list[tuple[str, bytes]] | None:
+    def _from_peer(self, index: Any) -> bytes | None:
         data = self.ask(index)
-        if data is None:
-            return None
-        self._from_peers += 1
-        found: list[tuple[str, bytes]] = thaw(data)
-        return found
+        self._from_peers += data is not None
+        return data
 
     def _keep(
         self,
@@ -213,8 +232,8 @@ class Maker:
         """Into the arena; with no form chosen yet, both are weighed."""
         index, sample = named
         files, data = self.files, b""
-        if form != DECODED and files is not None and files.opened and not files.is_partly_seen:
-            data = freeze(files.opened)
+        if form != DECODED and files is not None and (whole := files.whole) is not None:
+            data = freeze(whole)
             made.sizes.append((ENCODED, len(data), saves[0]))
         if form != ENCODED and not drew:
             try:

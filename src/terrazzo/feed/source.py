@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -196,7 +196,8 @@ class Source:
         if self.held is None:
             return task
         places = self.held.places
-        return task._replace(
+        return replace(
+            task,
             held={index: places[index] for index in item.indices if index in places},
             keep=self.held.wanted(item.indices),
         )

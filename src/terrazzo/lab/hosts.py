@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from terrazzo.cluster.hosts import FOREIGN_PREFIXES, available_cores, copy_here
+from terrazzo.cluster.hosts import FOREIGN_PREFIXES, available_cores, copy_here, rendezvous
 from terrazzo.cluster.process import DeviceProcess
 from terrazzo.errors import LabError
 from terrazzo.lab import state
@@ -27,6 +27,7 @@ from terrazzo.lab.running import RunningLab
 from terrazzo.lab.state import LabState
 from terrazzo.lab.topology import Topology
 from terrazzo.records import document
+from terrazzo.records.power import IDLE_PART, emulation
 
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
@@ -184,15 +185,16 @@ class LabHosts(RunningLab):
         if self.given_threads:  # a thread that waits would use up what others compute with
             own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         own.setdefault("PYTHONUNBUFFERED", "1")
-        return own | {
-            "GLOO_SOCKET_IFNAME": CABLE,
-            "RANK": str(device),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(self.names)),
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": str(port),
-        }
+        own["GLOO_SOCKET_IFNAME"] = CABLE
+        return own | rendezvous(device, len(self.names), at=(self.address(0), port))
+
+    def _power(self, device: int) -> str:
+        """This machine's meters know nothing of the board: its preset's watts are told instead."""
+        watts = self.topology.devices[device].watts
+        if watts is None:
+            return "off"
+        share = self.shares[device] if self.shares else 1.0
+        return emulation(IDLE_PART * watts, (1 - IDLE_PART) * watts / share)
 
     def threads(self, device: int) -> int:
         if self.given_threads:

@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,31 +111,28 @@ class Control:
         """Raises where the members are no longer at work in this epoch."""
         with self._changed:
             self._check_left(late=self.entered > self.done)
-            seat = self._council.seat
-            if seat.alarmed or seat.is_out or seat.view.epoch != epoch:
-                raise Interrupted("the members of the run change")
+            self._check_settled(epoch)
 
     def finish(self, number: int, epoch: int) -> None:
         """The result of an operation may be seen; from an alarm on, none may."""
         with self._changed:
-            seat = self._council.seat
-            if seat.alarmed or seat.is_out or seat.view.epoch != epoch:
-                raise Interrupted("the members of the run change")
+            self._check_settled(epoch)
             self.done = number
 
-    def alarm(self) -> None:
+    def _check_settled(self, epoch: int) -> None:
+        seat = self._council.seat
+        if seat.alarmed or seat.is_out or seat.view.epoch != epoch:
+            raise Interrupted("the members of the run change")
+
+    def alarm(self, *, in_epoch: int | None = None) -> None:
+        """Calls for a new view; in one epoch only, where that is given."""
         with self._changed:
-            self._deliver(self._council.alarm())
+            if in_epoch is None or self.view.epoch == in_epoch:
+                self._deliver(self._council.alarm())
 
     def suspect(self, device: int, why: str) -> None:
         with self._changed:
             self._give_up(device, why)
-
-    def alarm_unless_past(self, epoch: int) -> None:
-        """As ``alarm``, where the members are still in this epoch."""
-        with self._changed:
-            if self.view.epoch == epoch:
-                self._deliver(self._council.alarm())
 
     def next_view(self, epoch: int) -> tuple[View, dict[int, int]]:
         """Waits for the view after an epoch; gives it, and how many operations each has done."""
@@ -152,7 +148,7 @@ class Control:
                         "off for too long. Start it again to let it join them."
                     )
                 if seat.is_stranded:
-                    raise PeerLost(self._too_few(seat))
+                    raise PeerLost(seat.shortage(self.reasons))
                 if seat.view.epoch > told and not seat.alarmed:
                     told = seat.view.epoch
                     self._deliver(self._council.arrive(self.done))
@@ -166,17 +162,6 @@ class Control:
                     for device in late:
                         self._give_up(device, "is stuck: it answers, but does not come")
                 self._changed.wait(BEAT_S)
-
-    def _too_few(self, seat: Seat) -> str:
-        lost = sorted(seat.suspects & set(seat.view.members))
-        names = ", ".join(f"device {d} ({self.reasons.get(d, 'lost')})" for d in lost)
-        rule = "more than half must be left"
-        if 2 * len(seat.trusted) == len(seat.view.members):
-            rule += f", or half with device {seat.view.tie}"
-        return (
-            f"{names} of {len(seat.view.members)} devices gone: {rule} to go on, so that no two "
-            "groups do. Start again from the last checkpoint."
-        )
 
     # ---- the board: where devices find each other's addresses ----------------------------
 
@@ -268,7 +253,9 @@ class Control:
         """Where the main thread waits for something that will not come, it is told."""
         before, seat = self._seen, self._council.seat
         self._seen = seat
-        if seat.alarmed and not before.alarmed:
+        # Who is left alone decides at once: the epoch is another before an alarm was ever seen.
+        decided = seat.view.epoch != before.view.epoch and not before.alarmed
+        if (seat.alarmed and not before.alarmed) or decided:
             self._alarmed_s = now_s
             self.wake()
             return
@@ -372,9 +359,7 @@ class Control:
         self._changed.notify_all()
 
     def _say(self, devices: list[int], message: Any) -> None:
-        waiting = deque(devices)
-        while waiting:
-            device = waiting.popleft()
+        for device in devices:
             line = self._lines.get(device)
             if line is None:
                 continue

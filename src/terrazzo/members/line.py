@@ -12,6 +12,7 @@ import struct
 from typing import Any
 
 HEAD = struct.Struct("<I")
+CLOSED = "connection closed"
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 LONGEST_BYTES = 1 << 20
 MOST_WAITING_BYTES = 4 << 20
@@ -20,6 +21,17 @@ MOST_WAITING_BYTES = 4 << 20
 
 class LineError(OSError):
     """The other end is gone, or does not keep to the form."""
+
+
+def exactly(connection: socket.socket, count: int, *, or_say: str) -> bytes:
+    """So many bytes of a connection that is waited for; OSError where it ends before."""
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise OSError(or_say)
+        data += part
+    return data
 
 
 class Line:
@@ -82,7 +94,7 @@ class Line:
             except ValueError as error:
                 raise LineError("a message that is no JSON") from error
         if ended and not found:
-            raise LineError("connection closed")
+            raise LineError(CLOSED)
         return found
 
     def close(self) -> None:

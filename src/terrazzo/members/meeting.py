@@ -12,7 +12,7 @@ from typing import Any
 
 from terrazzo.errors import LaunchError
 from terrazzo.members.control import Control
-from terrazzo.members.line import HEAD, LONGEST_BYTES, Line
+from terrazzo.members.line import CLOSED, HEAD, LONGEST_BYTES, Line, exactly
 from terrazzo.members.view import View
 
 Family = socket.AddressFamily
@@ -44,20 +44,10 @@ def call(where: str, hello: list[Any], *, timeout_s: float, wrap: Wrap) -> socke
 
 def heard(connection: socket.socket) -> Any:
     """The first message on a fresh connection; OSError or ValueError where it is none."""
-    (length,) = HEAD.unpack(_exactly(connection, HEAD.size))
+    (length,) = HEAD.unpack(exactly(connection, HEAD.size, or_say=CLOSED))
     if length > LONGEST_BYTES:
         raise ValueError("too long")
-    return json.loads(_exactly(connection, length))
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise OSError("connection closed")
-        data += part
-    return data
+    return json.loads(exactly(connection, length, or_say=CLOSED))
 
 
 def meet(

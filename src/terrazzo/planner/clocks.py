@@ -92,11 +92,6 @@ class Clocks:
 
     # ---- together ------------------------------------------------------------------------
 
-    def exchange(self, messages: Sequence[Message]) -> None:
-        """All messages of one exchange, posted at once; each device goes on when it has its."""
-        self.depart(messages)
-        self.arrive()
-
     def depart(self, messages: Sequence[Message]) -> None:
         """Posts the messages of one exchange; devices go on at once."""
         sent, received = self._amounts(messages)

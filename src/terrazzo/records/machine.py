@@ -27,7 +27,7 @@ class Machine:
             system=f"{platform.system()} {platform.release()} {platform.machine()}",
             processor=_processor(),
             cores=_cores(),
-            memory_bytes=_memory_bytes(),
+            memory_bytes=memory_bytes(),
             python=platform.python_version(),
             torch=_version("torch"),
             terrazzo=_version("terrazzo"),
@@ -54,7 +54,8 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """All of it; 0 where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

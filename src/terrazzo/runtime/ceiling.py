@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from terrazzo.records.machine import memory_bytes
 
 SMALL_BYTES = 2 << 30
 """Devices with less cannot spare the hundred MiB that exporting a model would leave behind."""
@@ -13,8 +14,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 def ceiling_bytes(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int:
     """The memory of the machine, or the least limit of the control groups this process is in."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *_limits(root, membership)])
+    return min([memory_bytes(), *_limits(root, membership)])
 
 
 def _limits(root: Path, membership: Path) -> Iterator[int]:

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +111,16 @@ class Shelf:
             ) from error
 
     def latest(self) -> Checkpoint | None:
-        """The latest that can be read, if there is any."""
+        """The latest that can be read, if there is any; of those that cannot, a warning tells."""
         try:
-            return self.load() if self.steps else None
-        except RunError:
+            found = self.load() if self.steps else None
+        except RunError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
             return None
+        for problem in () if found is None else found.passed_over:
+            told = f"a checkpoint in {self.folder} was passed over: {problem}"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return found
 
     def load(self, step: int | None = None) -> Checkpoint:
         """The latest that can be read, or the one of a step."""

@@ -21,17 +21,20 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from terrazzo.members.line import exactly
+
 NONCE_BYTES, PROOF_BYTES = 16, 32
 CLAIM = struct.Struct(f"<{NONCE_BYTES}sI{PROOF_BYTES}s")
 PATIENCE_S = 10.0
 MOST_CALLERS = 64
+HUNG_UP = "hung up before saying who it is"
 
 
 def call(connection: socket.socket, *, secret: bytes, device: int) -> None:
     """Says who calls, and makes sure who answers; OSError where that is not who was meant."""
-    theirs, own = _exactly(connection, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    theirs, own = exactly(connection, NONCE_BYTES, or_say=HUNG_UP), secrets.token_bytes(NONCE_BYTES)
     connection.sendall(CLAIM.pack(own, device, _proof(secret, b"call", theirs, own, device)))
-    seen = _exactly(connection, PROOF_BYTES)
+    seen = exactly(connection, PROOF_BYTES, or_say=HUNG_UP)
     if not hmac.compare_digest(seen, _proof(secret, b"answer", theirs, own, device)):
         raise OSError("who answered does not know this run's secret")
 
@@ -160,13 +163,3 @@ def _drop(
 def _proof(secret: bytes, who: bytes, listening: bytes, calling: bytes, device: int) -> bytes:
     text = b"terrazzo hello 1 " + who + listening + calling + struct.pack("<I", device)
     return hmac.new(secret, text, hashlib.sha256).digest()
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    told = b""
-    while len(told) < count:
-        part = connection.recv(count - len(told))
-        if not part:
-            raise OSError("hung up before saying who it is")
-        told += part
-    return told

@@ -34,8 +34,8 @@ def pack(value: Any, tensors: list[Tensor], *, name: str) -> Any:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [pack(part, tensors, name=name) for part in value]}
     raise UsageError(
-        f"the state of {name} holds a {type(value).__name__}, which cannot be sent to a device "
-        "that joins: only numbers, texts, tensors, lists and dictionaries can"
+        f"the state of {name} holds a {type(value).__name__}, which cannot be saved, nor sent to a "
+        "device that joins: only numbers, texts, tensors, lists and dictionaries can"
     )
 
 
@@ -51,3 +51,10 @@ def unpack(data: Any, tensors: Sequence[Tensor]) -> Any:
         return parts if kind == "list" else tuple(parts)
     rows = [(unpack(key, tensors), unpack(part, tensors)) for key, part in body]
     return Counter(dict(rows)) if kind == "count" else OrderedDict(rows)
+
+
+def copied(value: Any, *, name: str) -> Any:
+    """The same value, its tensors in memory of their own."""
+    tensors: list[Tensor] = []
+    data = pack(value, tensors, name=name)
+    return unpack(data, [tensor.detach().clone() for tensor in tensors])

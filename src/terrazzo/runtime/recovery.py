@@ -31,6 +31,7 @@ from terrazzo.members.meeting import Wrap, meet, unwrapped
 from terrazzo.members.view import View
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.parcel import pack, unpack
 from terrazzo.runtime.regroup import regroup
 from terrazzo.runtime.sockets import own_address
 
@@ -110,7 +111,7 @@ class Recovery:
         """New links; gives who has finished this operation, None if nobody has."""
         begin = time.monotonic()
         before = self.links.members
-        self.control.alarm_unless_past(self.links.epoch)
+        self.control.alarm(in_epoch=self.links.epoch)
         while True:
             try:
                 view, counts = self.control.next_view(self.links.epoch)
@@ -206,6 +207,19 @@ def take_tensors(links: Links, source: int) -> tuple[list[Tensor], Any]:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
         found.append(links.broadcast(tensor, source))
     return found, plain
+
+
+def give_parcel(links: Links, value: Any, source: int, *, name: str) -> None:
+    """Sends nested data with tensors in it; ``name`` says whose, where it cannot be sent."""
+    tensors: list[Tensor] = []
+    packed = pack(value, tensors, name=name)
+    give_tensors(links, tensors, source, packed)
+
+
+def take_parcel(links: Links, source: int) -> Any:
+    """The other side of ``give_parcel``."""
+    tensors, packed = take_tensors(links, source)
+    return unpack(packed, tensors)
 
 
 # ---- beginning ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terrazzo.errors import RunError
 from terrazzo.runtime.checkpoint import Shelf
+from terrazzo.runtime.parcel import copied
 
 
 class Scribe:
@@ -24,10 +25,8 @@ class Scribe:
     def write(self, step: int, model: Mapping[str, Tensor], rest: Any) -> None:
         """Copies, and comes back; a copy that could not be written is told of at the next one."""
         self.finish()
-        copies = {name: tensor.detach().clone() for name, tensor in model.items()}
-        self._thread = threading.Thread(
-            target=self._write, args=(step, copies, _copied(rest)), name="checkpoint"
-        )
+        copy = copied([dict(model), rest], name="the run")  # training goes on meanwhile
+        self._thread = threading.Thread(target=self._write, args=(step, *copy), name="checkpoint")
         self._thread.start()
 
     def _write(self, step: int, model: Mapping[str, Tensor], rest: Any) -> None:
@@ -44,16 +43,3 @@ class Scribe:
         if self._problem is not None:
             problem, self._problem = self._problem, None
             warnings.warn(str(problem), RuntimeWarning, stacklevel=3)
-
-
-def _copied(value: Any) -> Any:
-    """Tensors in nested containers, in memory of their own: training goes on meanwhile."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        copy = type(value)()
-        copy.update((key, _copied(part)) for key, part in value.items())
-        return copy
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(part) for part in value)
-    return value

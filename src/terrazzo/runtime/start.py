@@ -83,7 +83,7 @@ def _meeting_point(environment: Mapping[str, str], limit: timedelta) -> Store:
     """The store where devices find each other; device 0 hosts it, unless torchrun does."""
     from torch.distributed.rendezvous import rendezvous
 
-    from terrazzo.runtime.meeting import meet
+    from terrazzo.runtime.store import meet
 
     device, devices = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

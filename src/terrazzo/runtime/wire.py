@@ -90,19 +90,6 @@ class Wire:
         window = window_bytes(devices)
         self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
 
-    def talk(
-        self,
-        sends: Sequence[Parcel],
-        receives: Sequence[Parcel],
-        *,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Sends and receives; in between, something else. Both sides name parcels in one order."""
-        begun = self.begin(sends, receives)
-        if meanwhile is not None:
-            meanwhile()
-        self.end(begun)
-
     def gather(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
         """A tensor of equal shape from each device, stacked; in between, something else."""
         key = (tensor.shape, tensor.dtype)
@@ -122,7 +109,8 @@ class Wire:
     def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Sequence[End]:
         """Sends what the system takes at once; ``end`` waits for the rest.
 
-        What is begun later on the same connections waits for this, too.
+        Both sides name parcels in one order. What is begun later on the same connections waits for
+        this, too.
         """
         busy: dict[int, End] = {}
         for peer, tensor in sends:

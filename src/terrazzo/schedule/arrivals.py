@@ -1,4 +1,4 @@
-"""Meeting once: statistics travel together with boxes.
+"""Arrivals: exchanges that end later, so that statistics travel together with boxes.
 
 A group that begins with a norm needs two things from the others: the edges of the map it reads,
 and their part of the statistics. Taken one after the other these are two meetings, and at each of
