@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import terrazzo
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
-from terrazzo.feed import feed
+from terrazzo.feed.feed import feed
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
@@ -26,6 +26,7 @@ from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
+from terrazzo.runtime.energy import open_log
 from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
@@ -73,7 +74,8 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
         links.resume_from = Path(os.environ[RESUME])
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
-        links.recorder = Recorder(Path(folder), links.device)
+        energy = open_log(os.environ, links.device)
+        links.recorder = Recorder(Path(folder), links.device).with_energy(energy)
     return links.device
 
 

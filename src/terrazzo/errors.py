@@ -6,10 +6,14 @@ next. The command line prints it as one line; a script can catch the branch it c
     TerrazzoError
     ├── UsageError         a call or a flag that makes no sense
     ├── ModelError         a model that cannot be loaded, exported or kept exact
+    ├── DataError          data that cannot be read, is damaged, or finds no room
     ├── PlanError          a plan that does not fit the model, the input or the devices
     ├── LaunchError        processes that could not be started
     │   ├── LabError       an emulated cluster that this machine cannot make, or not as asked for
     │   └── HostError      a device that cannot be reached, or not be used as it is
+    ├── PowerError         power that cannot be measured, or not be changed
+    │   ├── MeterError     a sensor that is not there, may not be read, or talks nonsense
+    │   └── KnobError      a knob that refuses
     └── RunError           something that went wrong while devices worked together
         ├── PeerLost       a device stopped answering
         ├── Disagreement   devices hold different batches, targets, weights or modes
@@ -31,6 +35,10 @@ class ModelError(TerrazzoError):
     """A model that cannot be loaded, exported or kept exact."""
 
 
+class DataError(TerrazzoError):
+    """Data that cannot be read, is damaged, or finds no room."""
+
+
 class PlanError(TerrazzoError):
     """A plan that does not fit the model, the input or the devices."""
 
@@ -45,6 +53,18 @@ class LabError(LaunchError):
 
 class HostError(LaunchError):
     """A device that cannot be reached, or not be used as it is."""
+
+
+class PowerError(TerrazzoError):
+    """Power that cannot be measured, or not be changed."""
+
+
+class MeterError(PowerError):
+    """A sensor that is not there, may not be read, or talks nonsense."""
+
+
+class KnobError(PowerError):
+    """A knob that refuses."""
 
 
 class RunError(TerrazzoError):

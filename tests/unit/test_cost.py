@@ -258,3 +258,44 @@ class TestPredict:
         found = predicted(profile(4), "tiles:2x2")
         in_groups = sum(group.compute_s[1] for group in found.groups)
         assert 0.9 * found.compute_s[1] < in_groups <= found.compute_s[1]
+
+
+class TestDelivery:
+    """One device reads; the others wait for their part of the input over its link."""
+
+    PIXELS = BATCH * 3 * 48 * 48
+
+    def delivered(self, layout: str, each: int, **options: Any) -> tuple[Prediction, Prediction]:
+        cluster = profile(4, **options)
+        plan = plan_graph(graph(), 4, layout=layout, groups="each")
+        program = lower(graph(), plan)
+        return predict(program, cluster), predict(program, Prices(cluster, delivered=each))
+
+    def test_images_travel_over_the_link_of_the_reader(self) -> None:
+        before, after = self.delivered("samples:4", 1, mbit_per_s=0.8)
+        assert before.delivery_s == 0
+        assert after.delivered_bytes == self.PIXELS * 3 / 4
+        wire_s = after.delivered_bytes / 0.1e6
+        assert wire_s < after.delivery_s < 1.1 * wire_s, "the rest are notes"
+        assert after.step_s - before.step_s == pytest.approx(after.delivery_s, rel=0.05)
+        assert after.sent_bytes == before.sent_bytes, "maps and gradients alone"
+
+    def test_floats_take_four_times_as_long(self) -> None:
+        small, large = (self.delivered("samples:4", each, mbit_per_s=0.8)[1] for each in (1, 4))
+        assert large.delivered_bytes == 4 * small.delivered_bytes
+        more_s = 3 * small.delivered_bytes / 0.1e6
+        assert large.delivery_s - small.delivery_s == pytest.approx(more_s, rel=0.05)
+
+    def test_tiles_have_edges_and_whole_inputs_go_to_everybody(self) -> None:
+        tiles, whole = (self.delivered(layout, 1)[1] for layout in ("tiles:2x2", "whole"))
+        assert whole.delivered_bytes == 3 * self.PIXELS
+        assert self.PIXELS * 3 / 4 < tiles.delivered_bytes < self.PIXELS
+
+    def test_a_device_alone_is_sent_nothing(self) -> None:
+        plan = plan_graph(graph(), 1, layout="whole", groups="each")
+        found = predict(lower(graph(), plan), Prices(profile(1), delivered=1))
+        assert (found.delivery_s, found.delivered_bytes) == (0.0, 0)
+
+    def test_it_is_kept_in_the_record(self) -> None:
+        found = self.delivered("samples:4", 1)[1]
+        assert Prediction.from_json(found.to_json()) == found

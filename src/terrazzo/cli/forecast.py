@@ -11,6 +11,7 @@ from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import is_guess
 from terrazzo.planner.prediction import Prediction
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import Found, Tried
 from terrazzo.planner.wishes import Wishes, room_bytes
 from terrazzo.records import Graph, Layout, Node, Plan
@@ -42,6 +43,12 @@ def show_forecast(
         f"A device sends up to {bytes_text(sent)} of maps and their gradients a step, and has part "
         f"in sums over {bytes_text(summed)}."
     )
+    if found.delivery_s:
+        screen.line(
+            f"Of a step {seconds_text(found.delivery_s)} are for the input: "
+            f"{bytes_text(found.delivered_bytes)} from {profile.devices[0].name}, which reads it, "
+            "to the others."
+        )
     screen.line(f"Bottleneck: {found.bottleneck}.", "bold")
 
 
@@ -149,7 +156,8 @@ def _changes(graph: Graph, found: Found, wishes: Wishes, profile: Profile) -> li
     program = lower(graph, found.best.plan)
 
     def again(other: Profile) -> float:
-        return predict(program, other, memory=False).step_s
+        prices = Prices(other, delivered=wishes.delivered)
+        return predict(program, prices, memory=False).step_s
 
     devices = len(profile.devices)
     changes: list[Change] = [

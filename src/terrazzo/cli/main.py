@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import bench, check, cluster, completion, demo, lab, plan, report, run
+    from terrazzo.cli import bench, check, cluster, completion, data, demo, lab, plan, report, run
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_to(commands)
     cluster.add_to(commands)
     lab.add_to(commands)
+    data.add_to(commands)
     bench.add_to(commands)
     completion.add_to(commands)
     return top

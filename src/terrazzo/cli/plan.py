@@ -19,6 +19,7 @@ from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import MEMORY, TIME, Found, Tried
 from terrazzo.records import Graph, Plan
 from terrazzo.records.cluster import Cluster
@@ -35,6 +36,8 @@ from terrazzo.schedule.work import work
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
+"""Bytes of an element."""
 EXAMPLES = """\
 examples:
   terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3
@@ -51,6 +54,7 @@ that was kept for this model and these devices, or for emulated devices a guess 
 Without --memory a plan has to fit into what each device has beside an idle process. Memory is what
 a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded)
 and of the optimiser's state (as much as the weights for momentum, twice for Adam).
+A step begins with the input: tz.feed reads on one device and sends every other its part.
 """
 
 
@@ -88,6 +92,11 @@ def add_to(commands: Commands) -> None:
         "--memory",
         help="most that a step may take on a device: 700MiB; or one for each: 700MiB,3GiB",
     )
+    parser.add_argument(
+        "--delivery", choices=tuple(DELIVERY), default="uint8",
+        help="how the input travels from the one device that reads it, in a step's time; none: "
+        "every device has its own (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--eval", action="store_true", help="evaluation mode, not training")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
     add_presets_flag(parser)
@@ -97,8 +106,9 @@ def add_to(commands: Commands) -> None:
 def plan(options: argparse.Namespace) -> int:
     devices, figures = _cluster(options)
     wishes = Wishes(
-        options.layout, options.groups, options.passes, options.memory, options.objective
-    )
+        options.layout, options.groups, options.passes, options.memory, options.objective,
+        delivered=DELIVERY[options.delivery],
+    )  # fmt: skip
     reference = ModelReference.parse(options.model)
     inputs = [TensorSpec.parse(text) for text in options.input]
     graph = exported(reference, inputs, training=not options.eval)
@@ -177,7 +187,8 @@ def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
         chosen, prediction = found.best.plan, found.best.prediction
     else:
         chosen = wishes.plan(graph, devices)
-        prediction = predict(lower(graph, chosen), profile)
+        prices = Prices(profile, delivered=wishes.delivered)
+        prediction = predict(lower(graph, chosen), prices)
     show_plan(view(graph, chosen), screen)
     show_forecast(graph, chosen, prediction, profile=profile, screen=screen)
     if any(group.passes for group in chosen.groups):

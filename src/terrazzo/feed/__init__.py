@@ -1,5 +1,1 @@
-"""From a loader on one device to the boxes that every device needs."""
-
-from terrazzo.feed.feed import feed
-
-__all__ = ["feed"]
+"""From storage to the boxes that every device needs: reading, packed shards, where a step waits."""

@@ -2,7 +2,8 @@
 
 The walk does what the runtime does: forward through the steps, then back, every device with a clock
 of its own. Weight gradients are summed beside the backward pass, in buckets, over those who hold
-the same part of a weight.
+the same part of a weight. Where one device reads the data, a step begins with sending every other
+its box of the input.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.sums import bucket_bytes
 
+READER = 0
+"""The device that reads the data, unless a script says otherwise."""
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight is made while messages are on their way."""
 
@@ -96,9 +99,11 @@ class _Walk:
         self.largest_sum: tuple[int, str] = (0, "")
         self.summed = [0] * program.devices
         self.weight_group = self._weight_groups()
+        self.delivery_s, self.delivered_bytes = 0.0, 0
 
     def run(self, optimizer: str) -> float:
         steps, clocks = self.program.steps, self.clocks
+        self._deliver()
         clocks.enter(0)
         for device in self.devices:
             clocks.compute(device, self.prices.net_s(device))
@@ -120,6 +125,31 @@ class _Walk:
             seconds = self.prices.rates[device].update_s(self._own_weights(device), optimizer)
             clocks.compute(device, seconds)
         return max(clocks.now)
+
+    def _deliver(self) -> None:
+        """The note about a batch, what is in it, and every device's box of the input."""
+        each = self.prices.delivered
+        if not each or len(self.devices) == 1:
+            return
+        self.clocks.enter(-2)
+        self._agree()
+        self._agree()
+        messages: list[Message] = []
+        for name in self.graph.inputs:
+            if not name:
+                continue
+            whole = (Box.whole(self.graph.shape(name)),) * len(self.devices)
+            boxes = self.program.given.get(name, whole)
+            messages += [
+                (READER, device, boxes[device].size * each)
+                for device in self.devices
+                if device != READER and boxes[device].size
+            ]
+        self.clocks.depart(messages)
+        self.clocks.arrive()
+        self.delivered_bytes = sum(self.clocks.sent)
+        self.clocks.sent = [0] * len(self.devices)  # what a step sends are maps and gradients
+        self.delivery_s = max(self.clocks.now)
 
     def _agree(self) -> None:
         self.clocks.meet(self.prices.gather_s(NOTE_BYTES))
@@ -362,4 +392,6 @@ class _Walk:
             tuple(self.summed),
             feet,
             bottleneck(all_, groups, names=self.prices.names, largest=self.largest_sum),
+            self.delivery_s,
+            self.delivered_bytes,
         )

@@ -42,10 +42,14 @@ NOTHING = Seconds(0.0, 0.0, 0.0)
 
 
 class Prices:
-    """Costs on all devices; ``classes`` takes devices that are nearly alike as equal."""
+    """Costs on all devices; ``classes`` takes devices that are nearly alike as equal.
 
-    def __init__(self, profile: Profile, *, classes: bool = False) -> None:
-        self.profile = profile
+    ``delivered`` is what an element of the input takes on its way from the device that reads: 1 for
+    pictures as uint8, 0 where every device has its input already.
+    """
+
+    def __init__(self, profile: Profile, *, classes: bool = False, delivered: int = 0) -> None:
+        self.profile, self.delivered = profile, delivered
         self.devices = len(profile.devices)
         self.names = tuple(device.name for device in profile.devices)
         self.rates = _rates(profile.devices, classes=classes)

@@ -96,16 +96,17 @@ def search(
     memory_bytes: int | Sequence[int] | None = None,
     objective: str = TIME,
     optimizer: str = "sgd",
+    delivered: int = 0,
 ) -> Found:
     """The plan with the least predicted time (or memory) for all devices of a profile.
 
     ``memory_bytes`` is the limit of each device, or one for all. The plan with the least memory
-    takes at most half as long again as the fastest.
+    takes at most half as long again as the fastest. ``delivered`` is as in ``Prices``.
     """
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
     counted = memory_bytes is not None or objective == MEMORY
-    bench = Bench(graph, Prices(profile), optimizer, counted)
+    bench = Bench(graph, Prices(profile, delivered=delivered), optimizer, counted)
     devices, speed = len(profile.devices), speeds(profile)
     if devices == 1:
         whole = Layout.tiles(1, 1) if _pictures(graph) else Layout()

@@ -33,6 +33,8 @@ class Wishes:
     memory: str | int | Sequence[str | int] | None = None
     objective: str = TIME
     profile: Profile | None = None
+    delivered: int = 0
+    """Bytes of an element of the input on its way from the device that reads; 0: it is not sent."""
 
     def __post_init__(self) -> None:
         if self.passes < 0:
@@ -72,14 +74,23 @@ class Wishes:
                 f"the profile is of {len(self.profile.devices)} devices, the plan is for "
                 f"{devices}: measure these with terrazzo cluster profile, or plan for those"
             )
-        found = search(
-            graph, self.profile, memory_bytes=self.memory_bytes, objective=self.objective
-        )
+        found = self._search(graph, self.profile, self.memory_bytes)
         rooms = rooms_bytes(self.profile)
         if self.memory is None and not within(found.best.prediction.memory_bytes, rooms):
             with suppress(PlanError):  # nothing fits: the best plan stands, and is seen not to fit
-                return search(graph, self.profile, memory_bytes=rooms, objective=self.objective)
+                return self._search(graph, self.profile, rooms)
         return found
+
+    def _search(
+        self, graph: Graph, profile: Profile, memory_bytes: int | Sequence[int] | None
+    ) -> Found:
+        return search(
+            graph,
+            profile,
+            memory_bytes=memory_bytes,
+            objective=self.objective,
+            delivered=self.delivered,
+        )
 
 
 def parse_limits(

@@ -38,6 +38,9 @@ class Prediction:
     memory_bytes: tuple[int, ...]
     """The most of a step on each device, with the optimiser's state; empty if not asked for."""
     bottleneck: str
+    delivery_s: float = 0.0
+    """Of the step, until every device has its part of the input; 0: they are not sent any."""
+    delivered_bytes: int = 0
 
     @property
     def net_compute_s(self) -> tuple[float, ...]:
@@ -60,6 +63,8 @@ class Prediction:
                 step_s=float(body["step_s"]),
                 groups=tuple(_group(row) for row in body["groups"]),
                 bottleneck=str(body["bottleneck"]),
+                delivery_s=float(body.get("delivery_s", 0.0)),
+                delivered_bytes=int(body.get("delivered_bytes", 0)),
                 **{name: tuple(body[name]) for name in names},
             )
 

@@ -1,0 +1,1 @@
+"""Meters: what a device can tell of the power it draws, one file per source."""

@@ -1,0 +1,144 @@
+"""NVML: power and energy of NVIDIA GPUs, through the driver's own library and nothing else.
+
+On Jetsons the library initialises and then supports nothing: only a reading counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from terrazzo.errors import KnobError, MeterError
+from terrazzo.meters.meter import GPU, Reading, sensible
+
+LIBRARY = "libnvidia-ml.so.1"
+MEANINGS = {
+    1: "not initialised", 2: "invalid argument", 3: "not supported by this device",
+    4: "no permission: run as root, or let the helper do it", 9: "the driver is not loaded",
+    15: "the GPU was lost",
+}  # fmt: skip
+
+
+class Nvml:
+    """The library, initialised."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        try:
+            self._library: Any = ctypes.CDLL(library)
+        except OSError as error:
+            raise MeterError(f"no NVIDIA driver here ({error})") from error
+        self._call("nvmlInit_v2")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise MeterError(f"NVML {name}: {MEANINGS.get(status, f'error {status}')}")
+
+    def gpus(self) -> list[NvmlGpu]:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            found.append(NvmlGpu(self, index, handle))
+        return found
+
+    def number(self, name: str, handle: Any, kind: Any = ctypes.c_uint) -> int:
+        value = kind()
+        self._call(name, handle, ctypes.byref(value))
+        return int(value.value)
+
+    def pair(self, name: str, handle: Any) -> tuple[int, int]:
+        low, high = ctypes.c_uint(), ctypes.c_uint()
+        self._call(name, handle, ctypes.byref(low), ctypes.byref(high))
+        return low.value, high.value
+
+    def text(self, name: str, handle: Any) -> str:
+        buffer = ctypes.create_string_buffer(96)
+        self._call(name, handle, buffer, ctypes.c_uint(len(buffer)))
+        return buffer.value.decode("utf-8", "replace")
+
+    def set_number(self, name: str, handle: Any, value: int) -> None:
+        self._call(name, handle, ctypes.c_uint(value))
+
+
+@dataclass(frozen=True)
+class NvmlGpu:
+    """One GPU."""
+
+    nvml: Nvml
+    index: int
+    handle: Any
+
+    @property
+    def title(self) -> str:
+        return self.nvml.text("nvmlDeviceGetName", self.handle)
+
+    def watts(self) -> float:
+        return self.nvml.number("nvmlDeviceGetPowerUsage", self.handle) / 1e3
+
+    def joules(self) -> float:
+        """Since the driver was loaded; GPUs before Volta don't count."""
+        name = "nvmlDeviceGetTotalEnergyConsumption"
+        return self.nvml.number(name, self.handle, ctypes.c_ulonglong) / 1e3
+
+    def limit_w(self) -> float:
+        return self.nvml.number("nvmlDeviceGetPowerManagementLimit", self.handle) / 1e3
+
+    def limits_w(self) -> tuple[float, float]:
+        name = "nvmlDeviceGetPowerManagementLimitConstraints"
+        low, high = self.nvml.pair(name, self.handle)
+        return low / 1e3, high / 1e3
+
+    def set_limit_w(self, watts: float) -> None:
+        low, high = self.limits_w()
+        if not low <= watts <= high:
+            raise KnobError(
+                f"GPU {self.index}: a limit of {watts:g} W is outside {low:g} to {high:g} W"
+            )
+        name = "nvmlDeviceSetPowerManagementLimit"
+        try:
+            self.nvml.set_number(name, self.handle, round(watts * 1e3))
+        except MeterError as error:
+            raise KnobError(f"GPU {self.index}: no limit of {watts:g} W: {error}") from error
+
+
+@dataclass(frozen=True)
+class NvmlMeter:
+    """The GPU's own counter, or where it has none its power."""
+
+    gpu: NvmlGpu
+    counts: bool
+    covers: str = GPU
+    is_measured: bool = True
+    interval_s: float = 0.1
+
+    @property
+    def name(self) -> str:
+        return f"NVML GPU {self.gpu.index}, {'its counter' if self.counts else 'its power'}"
+
+    def read(self) -> Reading:
+        if self.counts:
+            return Reading(joules=self.gpu.joules())
+        return Reading(watts=sensible(self.gpu.watts(), self.name))
+
+
+def probe(library: str = LIBRARY) -> list[NvmlMeter]:
+    """GPUs that give a reading."""
+    try:
+        gpus = Nvml(library).gpus()
+    except MeterError:
+        return []
+    found = []
+    for gpu in gpus:
+        for counts in (True, False):
+            meter = NvmlMeter(gpu, counts)
+            try:
+                meter.read()
+            except MeterError:
+                continue
+            found.append(meter)
+            break
+    return found

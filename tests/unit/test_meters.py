@@ -1,0 +1,319 @@
+"""Meters against file trees laid out like those of boards; the boards are simulated."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.boards.kernel import CPU as CPU_FOLDER
+from terrazzo.boards.sensors import BATTERY, EXTERNAL, HWMON, RAPL, RAPL_RANGE_UJ
+from terrazzo.errors import KnobError, MeterError, UsageError
+from terrazzo.meters import ina3221, nvml, rapl
+from terrazzo.meters.estimator import Calibration, Estimator, kept
+from terrazzo.meters.meter import Reading
+from terrazzo.meters.probe import find
+from terrazzo.meters.sampler import Sampler
+from terrazzo.meters.window import Account
+
+WORK = Workload("test", flops=2e10, bytes=2e9, launches=300, input_cycles=1e8)
+GUESS = Calibration(3.0, 1.0, 0.5, "a test")
+SENSORS = ("hwmon", "iio", "pmic", "rapl", "battery", "usb-c", "external")
+
+
+def rig_of(folder: Path, sensor: str) -> Rig:
+    board = load_board("pi-like" if sensor == "pmic" else "orin-like")
+    return Rig(board, folder, workload=WORK, sensors=(sensor,))
+
+
+def meters_of(rig: Rig):
+    path = rig.root / EXTERNAL
+    external = path if path.exists() else None
+    return find(rig.root, calibration=GUESS, external=external, clock=rig.clock)
+
+
+@pytest.mark.parametrize("sensor", SENSORS)
+def test_a_window_holds_what_the_board_took(tmp_path, sensor):
+    rig = rig_of(tmp_path, sensor)
+    found = meters_of(rig)
+    assert found.is_measured, found.problems
+    sampler = Sampler(found.used, clock=rig.clock)
+    rig.pause(1.0)
+    begun, true_j = sampler.begin(), rig.energy_j
+    raw = [(rig.time_s, begun.watts)]
+    random = np.random.default_rng(1)
+    for turn in range(60):
+        rig.workload = WORK if turn % 20 < 12 else Workload("light", 1e8, 1e8, 10, 1e6)
+        rig.pause(float(random.uniform(0.08, 0.6)))
+        raw.append((rig.time_s, sampler.sample().watts))
+    taken = sampler.end(begun)
+    integrated = sum((b - a) * (w + v) / 2 for (a, v), (b, w) in pairwise(raw))
+    assert taken.seconds == pytest.approx(raw[-1][0] - raw[0][0])
+    assert taken.joules == pytest.approx(rig.energy_j - true_j, rel=0.03)
+    if sensor != "rapl":  # a counter knows more than its samples
+        assert taken.joules == pytest.approx(integrated, rel=0.03)
+    assert not taken.doubts
+    assert taken.peak_w >= taken.mean_w > 0
+
+
+def test_a_counter_that_wraps_around_goes_on(tmp_path):
+    rig = rig_of(tmp_path, "rapl")
+    meter = rapl.probe(tmp_path)[0]
+    first = meter.read().joules
+    true_j, turns = rig.energy_j, 0
+    while rig.energy_j - true_j < 2.5 * RAPL_RANGE_UJ / 1e6:
+        rig.pause(2.0)
+        turns += 1
+        last = meter.read().joules
+    assert turns > 5
+    assert last - first == pytest.approx(rig.energy_j - true_j, abs=1e-3)
+
+
+def test_only_whole_packages_are_counted(tmp_path):
+    rig_of(tmp_path, "rapl")
+    assert [meter.name for meter in rapl.probe(tmp_path)] == ["RAPL package-0"]
+
+
+def test_rails_behind_the_input_are_not_added(tmp_path):
+    rig = rig_of(tmp_path, "hwmon")
+    (meter,) = ina3221.probe(tmp_path)
+    assert meter.name == "INA3221 VDD_IN"
+    assert {rail.label for rail in meter.parts} == {"VDD_CPU_GPU_CV", "VDD_SOC"}
+    for number, label in enumerate(("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"), start=1):
+        (rig.root / HWMON / f"in{number}_label").write_text(label)
+    (meter,) = ina3221.probe(tmp_path)
+    assert meter.name == "INA3221 VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0"
+    for number in (1, 2, 3):
+        (rig.root / HWMON / f"in{number}_label").write_text(f"RAIL_{number}")
+    with pytest.raises(MeterError, match="RAIL_1, RAIL_2, RAIL_3"):
+        ina3221.probe(tmp_path)
+
+
+def test_a_sensor_that_vanishes_leaves_a_gap_that_is_told_of(tmp_path):
+    rig = rig_of(tmp_path, "hwmon")
+    sampler = Sampler(meters_of(rig).used, clock=rig.clock)
+    begun, true_j = sampler.begin(), rig.energy_j
+    for turn in range(80):
+        rig.pause(0.1)
+        if turn == 30:
+            rig.frozen = True  # so that it does not write its files again
+            shutil.rmtree(tmp_path / HWMON)
+        sampler.sample()
+    taken = sampler.end(begun)
+    assert any("no reading for 5 s" in doubt for doubt in taken.doubts)
+    assert taken.joules == pytest.approx(rig.energy_j - true_j, rel=0.06)
+
+
+def test_a_sensor_that_hangs_is_told_of(tmp_path):
+    rig = rig_of(tmp_path, "hwmon")
+    sampler = Sampler(meters_of(rig).used, clock=rig.clock)
+    begun = sampler.begin()
+    for _ in range(60):
+        rig.pause(0.5)
+        sampler.sample()
+    assert not sampler.end(begun).doubts
+    rig.frozen = True
+    for _ in range(60):
+        rig.pause(0.5)
+        sampler.sample()
+    assert any("very same reading" in doubt for doubt in sampler.end(begun).doubts)
+
+
+class Told:
+    """A meter that says what it is told to."""
+
+    name, covers, is_measured, interval_s = "told", "board", True, 0.1
+
+    def __init__(self, *readings: Reading) -> None:
+        self.readings = list(readings)
+
+    def read(self) -> Reading:
+        return self.readings.pop(0)
+
+
+def test_a_counter_that_could_not_be_read_for_a_while_makes_up_for_it():
+    class Gap(Told):
+        def read(self) -> Reading:
+            reading = super().read()
+            if reading.joules is None:
+                raise MeterError("not now")
+            return reading
+
+    counts = [0.0, 10.0, None, None, None, 110.0]
+    account = Account(Gap(*(Reading(joules=count) for count in counts)))
+    for second in range(len(counts)):
+        account.take(float(second))
+        if second == 4:
+            assert account.joules == pytest.approx(40.0)
+    assert account.joules == pytest.approx(110.0)
+    assert account.gap_s == 0.0
+
+
+def test_a_counter_that_begins_anew_or_jumps_costs_only_that_moment():
+    counts = [100.0, 110.0, 120.0, 5.0, 15.0, 1e9, 1e9 + 10]
+    account = Account(Told(*(Reading(joules=count) for count in counts)))
+    for second in range(len(counts)):
+        account.take(float(second))
+    assert account.joules == pytest.approx(60.0)  # 10 W, also while nothing was known
+    assert account.refused == 2
+    assert account.gap_s == 2.0
+
+
+@pytest.mark.parametrize("watts", ["9e99", "nan", "nonsense", "99999999999"])
+def test_absurd_readings_are_refused(tmp_path, watts):
+    rig_of(tmp_path, "battery")
+    (tmp_path / BATTERY / "power_now").write_text(watts)
+    found = find(tmp_path, calibration=GUESS)
+    assert not found.is_measured
+    assert "estimate" in found.used[0].name
+
+
+def test_a_late_or_broken_line_of_an_external_meter_is_refused(tmp_path):
+    rig = rig_of(tmp_path, "external")
+    (meter,) = meters_of(rig).used
+    path = tmp_path / EXTERNAL
+    with path.open("a") as file:
+        file.write("1000.5 7")  # no end of line: still being written
+    assert meter.read().watts != 7
+    rig.time_s += 60
+    with pytest.raises(MeterError, match="60 s old"):
+        meter.read()
+    path.write_text("what is this\n")
+    with pytest.raises(MeterError, match="what is this"):
+        meter.read()
+
+
+def test_without_sensors_energy_is_an_estimate_and_says_so(tmp_path):
+    found = find(tmp_path, calibration=GUESS)
+    assert not found.is_measured
+    assert "off by up to 50%" in found.used[0].name
+
+
+def test_a_file_nobody_may_read_names_the_remedy(tmp_path, monkeypatch):
+    rig_of(tmp_path, "rapl")
+    counter = tmp_path / RAPL / "energy_uj"
+    real = Path.read_text
+
+    def refuse(path, *arguments, **options):
+        if path == counter:  # root may read everything, so the kernel's refusal is put here
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    found = find(tmp_path, calibration=GUESS)
+    assert not found.is_measured
+    assert any("chmod a+r" in problem and "CAP_" in problem for problem in found.problems)
+
+
+def test_readings_of_a_real_meter_calibrate_the_estimator(tmp_path):
+    before = Calibration.guess(tmp_path)
+    told = Calibration.fit([(0.0, 2.7), (4.0, 6.5), (2.0, 4.7)], before=before)
+    assert told.watts(4.0) == pytest.approx(6.5, rel=0.03)
+    assert told.error < before.error
+    one = Calibration.fit([(4.0, 48.0)], before=before)
+    assert one.watts(4.0) == pytest.approx(48.0)
+    path = tmp_path / "deep" / "calibration.json"
+    told.save(path)
+    assert kept(path, tmp_path) == told
+    assert kept(tmp_path / "none.json", tmp_path) == before
+    with pytest.raises(UsageError, match="positive watts"):
+        Calibration.fit([(0.0, -2.0)], before=before)
+    path.write_text("{")
+    with pytest.raises(UsageError, match="remove it"):
+        kept(path, tmp_path)
+
+
+def test_an_estimate_follows_processor_time():
+    now = [0.0, 0.0]
+    meter = Estimator(GUESS, busy_s=lambda: now[1], clock=lambda: now[0], share=0.5)
+    now[:] = [10.0, 25.0]
+    assert meter.read().joules == pytest.approx(10 * 1.5 + 25 * 1.0)
+
+
+def test_sampling_takes_less_than_a_hundredth_of_a_core(tmp_path):
+    """Processor time of readings, not time on the wall, at as many a second as are made."""
+    rig = rig_of(tmp_path, "hwmon")
+    sampler = Sampler(meters_of(rig).used)
+    count = 200
+    before = time.thread_time()
+    for _ in range(count):
+        sampler.sample()
+    each_s = (time.thread_time() - before) / count
+    assert each_s / sampler.interval_s < 0.01
+
+
+NVML_STUB = r"""
+#include <stddef.h>
+int broken = BROKEN;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(size_t)(7 + i); return 0; }
+static unsigned long long joules = 5000;
+static unsigned limit = 300000;
+int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
+    if (broken || h != (void *)7) return 3;
+    *mj = joules += 25000; return 0; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
+    if (broken > 1) return 3;
+    *mw = 250000; return 0; }
+int nvmlDeviceGetName(void *h, char *b, unsigned n) { b[0] = 'X'; b[1] = 0; return 0; }
+int nvmlDeviceGetPowerManagementLimit(void *h, unsigned *mw) { *mw = limit; return 0; }
+int nvmlDeviceGetPowerManagementLimitConstraints(void *h, unsigned *l, unsigned *u) {
+    *l = 100000; *u = 350000; return 0; }
+int nvmlDeviceSetPowerManagementLimit(void *h, unsigned mw) {
+    if (mw == 150000) return 4;
+    limit = mw; return 0; }
+"""
+
+
+def stub(folder: Path, broken: int) -> str:
+    """A library with NVML's functions: the calls, their arguments and answers are real."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler: calls of NVML are NOT tested here")
+    source, library = folder / f"nvml{broken}.c", folder / f"libnvml{broken}.so"
+    source.write_text(NVML_STUB)
+    command = ["cc", "-shared", "-fPIC", f"-DBROKEN={broken}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+def test_nvml_counts_or_tells_its_power_or_is_left_out(tmp_path):
+    (meter,) = nvml.probe(stub(tmp_path, 0))
+    first, second = meter.read().joules, meter.read().joules
+    assert second - first == pytest.approx(25.0)
+    assert meter.gpu.title == "X"
+    (meter,) = nvml.probe(stub(tmp_path, 1))
+    assert meter.read().watts == pytest.approx(250.0)
+    assert nvml.probe(stub(tmp_path, 2)) == []  # as on a Jetson: it initialises, and that is all
+    assert nvml.probe("libthereisnone.so") == []
+
+
+def test_nvml_limits_are_checked(tmp_path):
+    gpu = nvml.probe(stub(tmp_path, 0))[0].gpu
+    gpu.set_limit_w(200.0)
+    assert gpu.limit_w() == 200.0
+    with pytest.raises(KnobError, match="100 to 350 W"):
+        gpu.set_limit_w(90.0)
+    with pytest.raises(KnobError, match="permission"):
+        gpu.set_limit_w(150.0)
+
+
+def test_a_simulated_kernel_refuses_what_a_real_one_would(tmp_path):
+    """The rig itself: knob code is only tested as far as the rig's kernel is strict."""
+    rig = rig_of(tmp_path, "hwmon")
+    policy = tmp_path / CPU_FOLDER / "cpufreq/policy0"
+    (policy / "scaling_min_freq").write_text("1984000")
+    (policy / "scaling_max_freq").write_text("729600")  # below the lower limit by now
+    rig.pause(0.0)
+    assert (policy / "scaling_max_freq").read_text().strip() == "1984000"
+    for core in range(4, 8):
+        (tmp_path / CPU_FOLDER / f"cpu{core}/online").write_text("0")
+    rig.pause(0.0)
+    assert rig.kernel.mode()["cores"] == 4
+    assert not (tmp_path / CPU_FOLDER / "cpufreq/policy4").exists()
