@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from terrazzo.errors import PeerLost, RunError, UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
-from terrazzo.feed.feed import Feed
+from terrazzo.feed.feed import Alone, Feed
+from terrazzo.feed.sources import source_of
 from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
@@ -46,6 +47,7 @@ class Run:
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
         reader: int = 0,
+        feeding: Mapping[str, Any] | None = None,
         every: int | None = None,
         copies: int = 2,
         checkpoints: str | Path | None = None,
@@ -53,15 +55,16 @@ class Run:
         spare_every: int | None = None,
         **named: Any,
     ) -> None:
-        """``every`` so many steps of ``feed`` a checkpoint is written by ``copies`` devices, the
-        first ones. ``checkpoints`` is the folder of this device for them; by default it lies in
-        the folder of the run.
+        """``feeding`` are further options of ``tz.feed``. ``every`` so many steps of ``feed`` a
+        checkpoint is written by ``copies`` devices, the first ones. ``checkpoints`` is the folder
+        of this device for them; by default it lies in the folder of the run.
 
         Where weights are cut and the loss of a device is survived, ``neighbours`` devices keep a
         copy of each one's parts in memory (0: nobody does), made ``spare_every`` so many steps;
         left open, so seldom that it takes 2 % of the time.
         """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        self.feeding = dict(feeding or {})
         if (every is not None and every < 1) or copies < 1:
             raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
         self.every, self.copies = every, copies
@@ -77,11 +80,11 @@ class Run:
         self.epoch = 0
         """The epoch that is under way, or comes next."""
         self.spares: Spares | None = None
-        self._feed: Feed | None = None
+        self._feed: Alone | Feed | None = None
         self._begun: Mapping[str, Any] | None = None
         if neighbours < 0 or (spare_every is not None and spare_every < 1):
             raise UsageError(f"neighbours={neighbours}, spare_every={spare_every}: too few")
-        self._feeds, self._saved = 0, 0
+        self._feeds, self._saved = 0, (0, net.links.epoch)
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
             recovery.host = self
@@ -124,14 +127,16 @@ class Run:
 
     def feed(self) -> Iterator[Any]:
         """The batches of this epoch that are left, as ``tz.feed`` gives them."""
-        links = self.net.links
-        plainly = links.devices == 1 and links.recovery is None and self.scribe is None
-        if plainly and self._begun is None:
-            if self.loader is None:
+        links, source = self.net.links, None
+        if self.loader is not None:
+            source = source_of(self.loader, self.net, **self.feeding)
+        feed: Alone | Feed
+        if links.devices == 1 and links.recovery is None:
+            if source is None:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
-            yield from self.loader
-            return
-        feed = Feed(self.loader, self.net, inputs=self.inputs, reader=self.reader, host=self)
+            feed = Alone(source)
+        else:
+            feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, host=self)
         if self._begun is not None:
             feed.go_on_from(self._begun)
             self._begun = None
@@ -142,6 +147,8 @@ class Run:
                 self.spares.is_touched = True
             yield batch
             self.steps += 1
+            if isinstance(feed, Alone):
+                self._save_if_due()
         self.reader = feed.reader
         self._feed = None
 
@@ -151,9 +158,14 @@ class Run:
         """Goes back where a part of a weight was lost, and puts aside what may be lost next."""
         self._mend(feed)
         self._keep(feed, at_border=feed.position == 0)
-        if self.every is not None and self.steps % self.every == 0 and self.steps != self._saved:
-            self._saved = self.steps
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        # Some may have done it when members change: then all do it again.
+        now = (self.steps, self.net.links.epoch)
+        if self.every is not None and self.steps % self.every == 0 and now != self._saved:
             self.save()
+            self._saved = now
 
     def after_last(self, feed: Feed) -> None:
         """What follows, a validation say, is no step: there must be no way back before it."""
@@ -192,7 +204,7 @@ class Run:
             self._load_rest(spare.rest)
             feed.go_back_to(spare.rest["data"]["position"])
             if feed.reader != self.net.links.members[self.net.links.device]:
-                draw_as(spare.rest["drawn"], self.loader)
+                draw_as(spare.rest["drawn"], None)
             if lost:
                 say(self.net, f"back to step {self.steps}: {lost} steps are made again")
 
@@ -232,7 +244,7 @@ class Run:
             "epoch": self.epoch,
             "feeds": self._feeds,
             "data": feed.where(),
-            "drawn": drawn_from(self.loader),
+            "drawn": drawn_from(None),
         }
 
     def _load_rest(self, rest: Mapping[str, Any]) -> None:
@@ -266,7 +278,7 @@ class Run:
                 part.load_state_dict(state["parts"][name])
         net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
-        self._saved = self.steps
+        self._saved = (self.steps, net.links.epoch)
 
     def _state_of(self, part: Any) -> Any:
         if isinstance(part, Optimizer):

@@ -1,4 +1,4 @@
-"""Memory: the batches that were read since a run could last go back, to be handed out again."""
+"""Repeats: the batches that were read since a run could last go back, to be handed out again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES = 64 << 20
 Read = tuple[dict[str, Any], list[Tensor], Any]
 
 
-class Memory:
+class Repeats:
     """On the device that reads."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from terrazzo.feed import memory
-from terrazzo.feed.memory import Memory
+from terrazzo.feed import repeats
+from terrazzo.feed.repeats import Repeats
 
 
 def batch(number: int) -> Any:
@@ -16,7 +16,7 @@ def batch(number: int) -> Any:
 
 
 def test_what_was_read_since_a_position_comes_again() -> None:
-    kept = Memory()
+    kept = Repeats()
     kept.forget(2, is_read=False)
     for number in (2, 3, 4):
         kept.add(batch(number))
@@ -29,14 +29,14 @@ def test_what_was_read_since_a_position_comes_again() -> None:
 
 
 def test_one_that_was_read_before_counts() -> None:
-    kept = Memory()
+    kept = Repeats()
     kept.forget(5, is_read=True)
     assert kept.since(5) is None, "the batch at 5 is not here: it must be read again"
 
 
 def test_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_BYTES", 40)
-    kept = Memory()
+    monkeypatch.setattr(repeats, "MOST_BYTES", 40)
+    kept = Repeats()
     kept.forget(0, is_read=False)
     for number in range(3):
         kept.add(batch(number))
