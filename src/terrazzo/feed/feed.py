@@ -8,20 +8,24 @@ that has the loader reads on from the same place.
 from __future__ import annotations
 
 import json
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
-from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.chance import draw_as
+from terrazzo.feed.repeats import Repeats
+from terrazzo.feed.source import Source
+from terrazzo.feed.sources import Plain, source_of
+from terrazzo.feed.stages import Clock, Took
 from terrazzo.geometry import Box
 from terrazzo.members.control import Interrupted
+from terrazzo.records.stage import DELIVER
 from terrazzo.runtime.agreement import FEED, NOTHING, Note, compare
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
@@ -29,25 +33,71 @@ from terrazzo.runtime.recovery import Give, give_tensors, perform, take_tensors
 
 
 def feed(
-    loader: Iterable[Any] | None, net: Net, *, inputs: int = 1, reader: int = 0
+    loader: Any,
+    net: Net,
+    *,
+    inputs: int = 1,
+    reader: int = 0,
+    **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
     over when the reader is lost.
+
+    ``loader`` is a DataLoader, whose batches stay the same to the bit, any other iterable, or a
+    data set; ``options`` are those of ``feed.sources.source_of`` (docs/feed.md).
     """
-    if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, so every device would train on other samples. "
-            "tz.feed reads on one device and spreads each batch: use a plain sampler."
-        )
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from loader
+        yield from source_of(loader, net, **options)
         return
-    yield from Feed(loader, net, inputs=inputs, reader=reader)
+    source = None if loader is None else source_of(loader, net, **options)
+    yield from Feed(source, net, inputs=inputs, reader=reader)
+
+
+class Alone:
+    """One way through a source on the only device there is."""
+
+    reader = 0
+
+    def __init__(self, source: Source | Plain) -> None:
+        self.source, self.position = source, 0
+        self._chance: dict[str, Any] | None = None
+        self._batches: Iterator[Any] | None = None
+
+    def where(self) -> dict[str, Any]:
+        return {"position": self.position, "reader": 0, "chance": self._chance}
+
+    def go_on_from(self, where: Mapping[str, Any]) -> None:
+        self.position, self._chance = where["position"], where["chance"]
+        if self._chance is not None:
+            self.source.draw_as(self._chance)
+        self._batches = self.source.begin(self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batches is None:
+            self._chance = self.source.chance()
+            self._batches = iter(self.source)
+        for batch in self._batches:
+            self.position += 1
+            yield batch
+
+
+class Host(Protocol):
+    """Who does something before a batch is handed out, on all devices together (a Run)."""
+
+    def before_batch(self, feed: Feed) -> None: ...
+
+    def after_last(self, feed: Feed) -> None: ...
+
+    def before_joining(self, feed: Feed) -> None: ...
+
+    @property
+    def admits(self) -> bool:
+        """Whether devices that come later can be let in."""
 
 
 class Fed(NamedTuple):
@@ -63,16 +113,16 @@ class Feed:
 
     def __init__(
         self,
-        loader: Iterable[Any] | None,
+        source: Source | Plain | None,
         net: Net,
         *,
         inputs: int,
         reader: int,
-        admits: bool = False,
+        host: Host | None = None,
     ) -> None:
-        """``admits``: devices that come later may join before the next batch."""
-        self.loader, self.net, self.inputs = loader, net, inputs
-        self.admits = admits
+        """With a ``host``, devices that come later may join before the next batch."""
+        self.source, self.net, self.inputs = source, net, inputs
+        self.host = host
         self.links = net.links
         self.reader = reader
         """By the number that it started with."""
@@ -81,8 +131,9 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
+        self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
-        if self.links.members[self.links.device] == reader and loader is None:
+        if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
 
     def __iter__(self) -> Iterator[Any]:
@@ -90,9 +141,19 @@ class Feed:
             fed: Fed = perform(self.links, self._next, take=self._take, give=self._give)
             self._read = None
             if "end" in fed.header:
+                self._end_as_reader(fed.header)
                 return
             self.position += 1
             yield fed.batch
+
+    def _end_as_reader(self, header: Mapping[str, Any]) -> None:
+        """Whoever reads the next time goes on with the random numbers of the one who read now."""
+        if "after" not in header or self.links.members[self.links.device] == self.reader:
+            return
+        if self.source is None:
+            draw_as(header["after"], None)
+        else:
+            self.source.draw_as(header["after"])
 
     @property
     def place(self) -> int:
@@ -109,13 +170,28 @@ class Feed:
         if self.links.members[self.links.device] == self.reader:
             self._catch_up()
 
+    def go_back_to(self, position: int) -> None:
+        """Batches from there on come again; who reads has them still, or reads them again."""
+        again = self._repeats.since(position)
+        self.position, self._read = position, None
+        if self._batches is None:
+            return
+        if again is None:
+            self._catch_up()
+        else:
+            self._repeats.rewind(again, position)
+
+    def keep_from_here(self) -> None:
+        """Nobody will go back to before the next batch."""
+        self._repeats.forget(self.position, is_read=self._read is not None)
+
     # ---- reading -------------------------------------------------------------------------
 
     def find_reader(self) -> None:
         """Where the one that read is lost, another takes over; all devices ask at once."""
         if self.reader in self.links.members:
             return
-        able = self.links.gather(torch.tensor([float(self.loader is not None)]), counted=False)
+        able = self.links.gather(torch.tensor([float(self.source is not None)]), counted=False)
         places = [place for place, flag in enumerate(able.flatten().tolist()) if flag]
         if not places:
             raise PeerLost(
@@ -128,11 +204,13 @@ class Feed:
 
     def _catch_up(self) -> None:
         """Reads up to where the one before was; batches still in use are kept."""
-        assert self.loader is not None
+        assert self.source is not None
         if self._chance is not None:
-            draw_as(self._chance, self.loader)
-        self._batches, self._read = iter(self.loader), None
-        for number in range(self.position):
+            self.source.draw_as(self._chance)
+        first = min([self.position, *(number for number in self._live)])
+        self._batches, self._read = self.source.begin(first), None
+        self._repeats.lose()
+        for number in range(first, self.position):
             batch = next(self._batches, None)
             used = self._live.get(number)
             if used is not None:
@@ -145,19 +223,26 @@ class Feed:
     def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
         """The next batch; the same again until all have it."""
         if self._read is None:
-            assert self.loader is not None
+            assert self.source is not None
             if self._batches is None:
-                if self.links.recovery is not None or self.admits:
-                    self._chance = drawn_from(self.loader)
-                self._batches = iter(self.loader)
-            batch = next(self._batches, None)
-            header, tensors = describe(batch)
-            self._read = header, tensors, batch
+                if self.links.recovery is not None or self.host is not None:
+                    self._chance = self.source.chance()
+                self._batches = iter(self.source)
+            again = self._repeats.next()
+            if again is None:
+                batch = next(self._batches, None)
+                again = (*describe(batch), batch)
+                if batch is None and self.links.recovery is not None:
+                    again[0]["after"] = self.source.chance()
+                self._repeats.add(again)
+            self._read = again
         return self._read
 
     # ---- handing out ---------------------------------------------------------------------
 
     def _next(self) -> Fed:
+        if self.host is not None:
+            self.host.before_batch(self)
         self.find_reader()
         links = self.links
         if links.device != self.place:
@@ -191,11 +276,15 @@ class Feed:
 
     def _guests(self) -> bool:
         control = self.links.control
-        return self.admits and control is not None and bool(control.guests) and not self.net.homes
+        if self.host is None or control is None or not self.host.admits:
+            return False
+        return bool(control.guests)
 
     def _regroup(self) -> NoReturn:
         """Somebody wants to join: before this batch is as good a place as any."""
         assert self.links.control is not None
+        assert self.host is not None
+        self.host.before_joining(self)
         self.links.control.admit()
         raise Interrupted("a device joins")
 
@@ -208,7 +297,10 @@ class Feed:
     def _fed(self, header: dict[str, Any], tensors: list[Tensor], batch: Any) -> Fed:
         """Sends every device its part; ``tensors`` are real on the reader only."""
         if "end" in header:
+            if self.host is not None:
+                self.host.after_last(self)
             return Fed(header, [], None)
+        begin = time.perf_counter()
         given = tensors[: self.inputs]
         boxes = self._boxes([tuple(tensor.shape) for tensor in given])
         whole = self._batch(given if self.links.device == self.place else [], self.links.epoch)
@@ -222,7 +314,13 @@ class Feed:
             if full.is_meta:
                 full = torch.empty(tensor.shape, dtype=tensor.dtype)
             wholes.append(self.links.broadcast(full, self.place))
+        self._delivered(begin, sum(tensor.nbytes for tensor in tensors))
         return Fed(header, wholes, rebuild(header, [*parts, *wholes], batch))
+
+    def _delivered(self, begin: float, size_bytes: int) -> None:
+        end, epoch = time.perf_counter(), (self._chance or {}).get("epoch", 0)
+        took = Took(DELIVER, begin, end, end - begin, size_bytes)
+        Clock(self.links.recorder).note(took, epoch=epoch, batch=self.position, beside=False)
 
     def _boxes(self, shapes: list[tuple[int, ...]]) -> list[tuple[Box, ...]]:
         try:
