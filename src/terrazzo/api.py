@@ -30,7 +30,7 @@ from terrazzo.runtime.energy import open_log
 from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
-from terrazzo.runtime.recorder import Recorder
+from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import watch
 from terrazzo.runtime.start import join
 
@@ -45,6 +45,8 @@ RECOVER = "TERRAZZO_RECOVER"
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
+EVERY_CALL = "TERRAZZO_EVERY_CALL"
+"""The variable that says until which call all spans are written."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
@@ -75,7 +77,9 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
         energy = open_log(os.environ, links.device)
-        links.recorder = Recorder(Path(folder), links.device).with_energy(energy)
+        every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
+        recorder = Recorder(Path(folder), links.device, every_until=every)
+        links.recorder = recorder.with_energy(energy)
     return links.device
 
 
