@@ -137,6 +137,7 @@ class Run:
             feed = Alone(source)
         else:
             feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, host=self)
+            feed.offers(self.feeding.get("cache"))
         if self._begun is not None:
             feed.go_on_from(self._begun)
             self._begun = None
