@@ -26,6 +26,7 @@ from terrazzo.records.profile import Profile
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
+from terrazzo.runtime.energy import open_log
 from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
@@ -73,7 +74,8 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
         links.resume_from = Path(os.environ[RESUME])
     folder = os.environ.get(RUN_FOLDER)
     if folder and links.recorder is None:
-        links.recorder = Recorder(Path(folder), links.device)
+        energy = open_log(os.environ, links.device)
+        links.recorder = Recorder(Path(folder), links.device).with_energy(energy)
     return links.device
 
 

@@ -14,7 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from terrazzo.errors import RunError, UsageError
-from terrazzo.feed.feed import Feed
+from terrazzo.feed.feed import Alone, Feed
+from terrazzo.feed.sources import source_of
 from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
@@ -42,16 +43,18 @@ class Run:
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
         reader: int = 0,
+        feeding: Mapping[str, Any] | None = None,
         every: int | None = None,
         copies: int = 2,
         checkpoints: str | Path | None = None,
         **named: Any,
     ) -> None:
-        """``every`` so many steps of ``feed`` a checkpoint is written by ``copies`` devices, the
-        first ones. ``checkpoints`` is the folder of this device for them; by default it lies in
-        the folder of the run.
+        """``feeding`` are further options of ``tz.feed``. ``every`` so many steps of ``feed`` a
+        checkpoint is written by ``copies`` devices, the first ones. ``checkpoints`` is the folder
+        of this device for them; by default it lies in the folder of the run.
         """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        self.feeding = dict(feeding or {})
         if (every is not None and every < 1) or copies < 1:
             raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
         self.every, self.copies = every, copies
@@ -66,7 +69,7 @@ class Run:
             self._register(name, part)
         self.epoch = 0
         """The epoch that is under way, or comes next."""
-        self._feed: Feed | None = None
+        self._feed: Alone | Feed | None = None
         self._begun: Mapping[str, Any] | None = None
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
@@ -105,14 +108,16 @@ class Run:
 
     def feed(self) -> Iterator[Any]:
         """The batches of this epoch that are left, as ``tz.feed`` gives them."""
-        links = self.net.links
-        plainly = links.devices == 1 and links.recovery is None and self.scribe is None
-        if plainly and self._begun is None:
-            if self.loader is None:
+        links, source = self.net.links, None
+        if self.loader is not None:
+            source = source_of(self.loader, self.net, **self.feeding)
+        feed: Alone | Feed
+        if links.devices == 1 and links.recovery is None:
+            if source is None:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
-            yield from self.loader
-            return
-        feed = Feed(self.loader, self.net, inputs=self.inputs, reader=self.reader, admits=True)
+            feed = Alone(source)
+        else:
+            feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, admits=True)
         if self._begun is not None:
             feed.go_on_from(self._begun)
             self._begun = None

@@ -192,7 +192,7 @@ def test_a_late_or_broken_line_of_an_external_meter_is_refused(tmp_path):
 def test_without_sensors_energy_is_an_estimate_and_says_so(tmp_path):
     found = find(tmp_path, calibration=GUESS)
     assert not found.is_measured
-    assert "±50%" in found.used[0].name
+    assert "off by up to 50%" in found.used[0].name
 
 
 def test_a_file_nobody_may_read_names_the_remedy(tmp_path, monkeypatch):

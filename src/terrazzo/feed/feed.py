@@ -8,20 +8,22 @@ that has the loader reads on from the same place.
 from __future__ import annotations
 
 import json
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
-from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.source import Source
+from terrazzo.feed.sources import Plain, source_of
+from terrazzo.feed.stages import Clock, Took
 from terrazzo.geometry import Box
 from terrazzo.members.control import Interrupted
+from terrazzo.records.stage import DELIVER
 from terrazzo.runtime.agreement import FEED, NOTHING, Note, compare
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
@@ -29,25 +31,57 @@ from terrazzo.runtime.recovery import Give, give_tensors, perform, take_tensors
 
 
 def feed(
-    loader: Iterable[Any] | None, net: Net, *, inputs: int = 1, reader: int = 0
+    loader: Any,
+    net: Net,
+    *,
+    inputs: int = 1,
+    reader: int = 0,
+    **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
     over when the reader is lost.
+
+    ``loader`` is a DataLoader, whose batches stay the same to the bit, any other iterable, or a
+    data set; ``options`` are those of ``feed.sources.source_of`` (docs/feed.md).
     """
-    if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
-        raise UsageError(
-            "the loader has a DistributedSampler, so every device would train on other samples. "
-            "tz.feed reads on one device and spreads each batch: use a plain sampler."
-        )
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from loader
+        yield from source_of(loader, net, **options)
         return
-    yield from Feed(loader, net, inputs=inputs, reader=reader)
+    source = None if loader is None else source_of(loader, net, **options)
+    yield from Feed(source, net, inputs=inputs, reader=reader)
+
+
+class Alone:
+    """One way through a source on the only device there is."""
+
+    reader = 0
+
+    def __init__(self, source: Source | Plain) -> None:
+        self.source, self.position = source, 0
+        self._chance: dict[str, Any] | None = None
+        self._batches: Iterator[Any] | None = None
+
+    def where(self) -> dict[str, Any]:
+        return {"position": self.position, "reader": 0, "chance": self._chance}
+
+    def go_on_from(self, where: Mapping[str, Any]) -> None:
+        self.position, self._chance = where["position"], where["chance"]
+        if self._chance is not None:
+            self.source.draw_as(self._chance)
+        self._batches = self.source.begin(self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batches is None:
+            self._chance = self.source.chance()
+            self._batches = iter(self.source)
+        for batch in self._batches:
+            self.position += 1
+            yield batch
 
 
 class Fed(NamedTuple):
@@ -63,7 +97,7 @@ class Feed:
 
     def __init__(
         self,
-        loader: Iterable[Any] | None,
+        source: Source | Plain | None,
         net: Net,
         *,
         inputs: int,
@@ -71,7 +105,7 @@ class Feed:
         admits: bool = False,
     ) -> None:
         """``admits``: devices that come later may join before the next batch."""
-        self.loader, self.net, self.inputs = loader, net, inputs
+        self.source, self.net, self.inputs = source, net, inputs
         self.admits = admits
         self.links = net.links
         self.reader = reader
@@ -82,7 +116,7 @@ class Feed:
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
-        if self.links.members[self.links.device] == reader and loader is None:
+        if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
 
     def __iter__(self) -> Iterator[Any]:
@@ -115,7 +149,7 @@ class Feed:
         """Where the one that read is lost, another takes over; all devices ask at once."""
         if self.reader in self.links.members:
             return
-        able = self.links.gather(torch.tensor([float(self.loader is not None)]), counted=False)
+        able = self.links.gather(torch.tensor([float(self.source is not None)]), counted=False)
         places = [place for place, flag in enumerate(able.flatten().tolist()) if flag]
         if not places:
             raise PeerLost(
@@ -128,11 +162,12 @@ class Feed:
 
     def _catch_up(self) -> None:
         """Reads up to where the one before was; batches still in use are kept."""
-        assert self.loader is not None
+        assert self.source is not None
         if self._chance is not None:
-            draw_as(self._chance, self.loader)
-        self._batches, self._read = iter(self.loader), None
-        for number in range(self.position):
+            self.source.draw_as(self._chance)
+        first = min([self.position, *(number for number in self._live)])
+        self._batches, self._read = self.source.begin(first), None
+        for number in range(first, self.position):
             batch = next(self._batches, None)
             used = self._live.get(number)
             if used is not None:
@@ -145,11 +180,11 @@ class Feed:
     def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
         """The next batch; the same again until all have it."""
         if self._read is None:
-            assert self.loader is not None
+            assert self.source is not None
             if self._batches is None:
                 if self.links.recovery is not None or self.admits:
-                    self._chance = drawn_from(self.loader)
-                self._batches = iter(self.loader)
+                    self._chance = self.source.chance()
+                self._batches = iter(self.source)
             batch = next(self._batches, None)
             header, tensors = describe(batch)
             self._read = header, tensors, batch
@@ -209,6 +244,7 @@ class Feed:
         """Sends every device its part; ``tensors`` are real on the reader only."""
         if "end" in header:
             return Fed(header, [], None)
+        begin = time.perf_counter()
         given = tensors[: self.inputs]
         boxes = self._boxes([tuple(tensor.shape) for tensor in given])
         whole = self._batch(given if self.links.device == self.place else [], self.links.epoch)
@@ -222,7 +258,13 @@ class Feed:
             if full.is_meta:
                 full = torch.empty(tensor.shape, dtype=tensor.dtype)
             wholes.append(self.links.broadcast(full, self.place))
+        self._delivered(begin, sum(tensor.nbytes for tensor in tensors))
         return Fed(header, wholes, rebuild(header, [*parts, *wholes], batch))
+
+    def _delivered(self, begin: float, size_bytes: int) -> None:
+        end, epoch = time.perf_counter(), (self._chance or {}).get("epoch", 0)
+        took = Took(DELIVER, begin, end, end - begin, size_bytes)
+        Clock(self.links.recorder).note(took, epoch=epoch, batch=self.position, beside=False)
 
     def _boxes(self, shapes: list[tuple[int, ...]]) -> list[tuple[Box, ...]]:
         try:

@@ -27,6 +27,7 @@ from terrazzo.lab.running import RunningLab
 from terrazzo.lab.state import LabState
 from terrazzo.lab.topology import Topology
 from terrazzo.records import document
+from terrazzo.records.power import IDLE_PART, emulation
 
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
@@ -186,6 +187,14 @@ class LabHosts(RunningLab):
         own.setdefault("PYTHONUNBUFFERED", "1")
         own["GLOO_SOCKET_IFNAME"] = CABLE
         return own | rendezvous(device, len(self.names), at=(self.address(0), port))
+
+    def _power(self, device: int) -> str:
+        """This machine's meters know nothing of the board: its preset's watts are told instead."""
+        watts = self.topology.devices[device].watts
+        if watts is None:
+            return "off"
+        share = self.shares[device] if self.shares else 1.0
+        return emulation(IDLE_PART * watts, (1 - IDLE_PART) * watts / share)
 
     def threads(self, device: int) -> int:
         if self.given_threads:

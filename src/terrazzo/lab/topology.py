@@ -38,6 +38,8 @@ class EmulatedDevice:
     memory_bytes: int
     link: LinkSpeed
     storage: Storage | None = None
+    watts: float | None = None
+    """What such a board draws while all its cores work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ def _device(index: int, preset: Preset, speed: LinkSpeed) -> EmulatedDevice:
         memory_bytes=preset.memory_bytes,
         link=speed,
         storage=preset.storage,
+        watts=preset.watts,
     )
 
 

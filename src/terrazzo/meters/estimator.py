@@ -118,7 +118,7 @@ class Estimator:
 
     @property
     def name(self) -> str:
-        return f"estimate from processor time (±{self.calibration.error:.0%})"
+        return f"estimate from processor time, off by up to {self.calibration.error:.0%}"
 
     def read(self) -> Reading:
         seconds = self.clock() - self._began[0]

@@ -30,10 +30,21 @@ class Sample:
 
 
 class Sampler:
-    """All meters of a device, added up. Meters that read seldom are read seldom."""
+    """All meters of a device, added up.
 
-    def __init__(self, meters: Sequence[Meter], *, clock: Callable[[], float] = time.time) -> None:
+    Where so many processes are ``sharing`` a machine, each counts an equal part of what its meters
+    measure; an estimate is from the process's own time already.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        *,
+        clock: Callable[[], float] = time.time,
+        sharing: int = 1,
+    ) -> None:
         self.accounts = [Account(meter) for meter in meters]
+        self._parts = [1 / sharing if meter.is_measured else 1.0 for meter in meters]
         self.clock = clock
         self.interval_s = max((meter.interval_s for meter in meters), default=1.0)
         self.peak_w = 0.0
@@ -57,8 +68,9 @@ class Sampler:
             now_s = self.clock()
             for account in self.accounts:
                 account.take(now_s)
-            joules = sum(account.joules for account in self.accounts)
-            watts = sum(account.watts for account in self.accounts)
+            both = list(zip(self.accounts, self._parts, strict=True))
+            joules = sum(account.joules * part for account, part in both)
+            watts = sum(account.watts * part for account, part in both)
             self.peak_w = max(self.peak_w, watts)
             found = Sample(now_s, joules, watts)
             self._samples.append(found)

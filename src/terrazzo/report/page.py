@@ -20,6 +20,7 @@ from terrazzo.report.charts import (
     linear_axis,
     log_axis,
 )
+from terrazzo.report.energyview import energy_section
 from terrazzo.report.outcome import outcome
 from terrazzo.report.outcomeview import outcome_table
 from terrazzo.report.planview import PlanView, view
@@ -49,6 +50,7 @@ def page(reading: Reading) -> str:
         _plan(reading, shown),
         _memory(reading),
         _time(reading),
+        _energy(reading),
         _outcome(reading),
         _traffic(reading),
         _timeline(reading),
@@ -260,6 +262,11 @@ def _time(reading: Reading) -> Markup | None:
         tag("p", words, _shared_cores(reading)),
         bar_chart(bars, keys=[(kind, KIND_WORDS[kind]) for kind in used]),
     )
+
+
+def _energy(reading: Reading) -> Markup | None:
+    found = reading.energy
+    return None if found is None else _section(f"Energy{found.mark}", *energy_section(found))
 
 
 def _outcome(reading: Reading) -> Markup | None:

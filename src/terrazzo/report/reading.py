@@ -18,6 +18,7 @@ from terrazzo.records.event import Event, read_events
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.run import Run, RunFolder
 from terrazzo.report.curves import curves_of
+from terrazzo.report.energy import RunEnergy, energy_of
 from terrazzo.report.memory import Memory, memory_of
 from terrazzo.report.steps import Step, steps_of
 from terrazzo.report.traffic import sent_bytes
@@ -121,6 +122,18 @@ class Reading:
     @cached_property
     def memory(self) -> tuple[Memory, ...]:
         return memory_of(self.events, self.devices)
+
+    @cached_property
+    def energy(self) -> RunEnergy | None:
+        """Of the settled steps; None: nothing was told."""
+        return energy_of(self.events, self.settled, devices=self.devices, samples=self._samples)
+
+    @property
+    def _samples(self) -> int:
+        """The batch of a step; 0: not known."""
+        names = [name for name in self.graph.inputs if name] if self.graph else []
+        shapes = [self.graph.shape(name) for name in names] if self.graph else []
+        return next((shape[0] for shape in shapes if shape), 0)
 
     @cached_property
     def sent_bytes(self) -> dict[int, dict[str, float]]:

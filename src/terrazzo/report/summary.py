@@ -56,6 +56,31 @@ def _measured(reading: Reading) -> dict[str, Any]:
             }
             for memory in reading.memory
         ],
+        "energy": _energy(reading),
+    }
+
+
+def _energy(reading: Reading) -> dict[str, Any] | None:
+    found = reading.energy
+    if found is None:
+        return None
+    return {
+        "step_j": found.step_j,
+        "sample_j": found.sample_j,
+        "measured": found.is_measured,
+        "devices": [
+            {
+                "device": row.device,
+                "step_j": row.step_j,
+                "mean_w": row.mean_w,
+                "peak_w": row.peak_w,
+                "phases_j": dict(row.phases_j),
+                "measured": row.is_measured,
+                "sources": list(row.sources),
+                "doubts": list(row.doubts),
+            }
+            for row in found.devices
+        ],
     }
 
 

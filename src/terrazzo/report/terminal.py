@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from terrazzo.errors import UsageError
 from terrazzo.records.units import bytes_text, count_text, gap_text, loss_text, seconds_text
 from terrazzo.report import canvas, png
+from terrazzo.report.energyview import show_energy
 from terrazzo.report.memory import Memory
 from terrazzo.report.outcome import outcome
 from terrazzo.report.outcomeview import show_outcome
@@ -33,6 +34,8 @@ def show(reading: Reading, screen: Screen) -> None:
     _memory(reading, screen)
     _traffic(reading, screen)
     _time(reading, screen)
+    if reading.energy is not None:
+        show_energy(reading.energy, screen)
     _plans(reading, screen)
     _detections(reading, screen)
     ok, sentence = verdict(reading)

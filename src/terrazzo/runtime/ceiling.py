@@ -18,20 +18,25 @@ def ceiling_bytes(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup"
 
 
 def _limits(root: Path, membership: Path) -> Iterator[int]:
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for folder in memory_folders(root, membership):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name)
+            if text.isdigit():
+                yield int(text)
+
+
+def memory_folders(
+    root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")
+) -> Iterator[Path]:
+    """The control groups that bound this process's memory, the innermost first."""
+    for line in _read(membership).splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
-        top, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
+        top = root / "memory" if kinds else root
         folder = top / path.lstrip("/")
         for place in (folder, *folder.parents):
-            text = _read(place / name)
-            if text.isdigit():
-                yield int(text)
+            yield place
             if place == top:
                 break
 

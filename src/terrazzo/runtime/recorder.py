@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from terrazzo.records.event import Event, line, line_start
+from terrazzo.runtime.energy import EnergyLog
 
 EVERY_CALL_UNTIL = 100
 THEN_ONE_IN = 20
@@ -42,7 +43,15 @@ class Recorder:
         # Spans are timed by a clock that never jumps, and dated by one that all devices share.
         self._epoch = time.time() - time.perf_counter()
         self.note("idle", resident_bytes=resident_bytes())
-        atexit.register(self.flush)
+        self.energy: EnergyLog | None = None
+        atexit.register(self._close)
+
+    def with_energy(self, log: EnergyLog | None) -> Recorder:
+        """From now on also what the device's meters say."""
+        self.energy = log
+        if log is not None:
+            self._lines += log.head()
+        return self
 
     @property
     def _sampled(self) -> bool:
@@ -56,6 +65,8 @@ class Recorder:
             self.note("setup", peak_bytes=peak_bytes(), resident_bytes=resident_bytes())
             with suppress(OSError):  # Linux can forget a peak; elsewhere it includes setting up
                 Path("/proc/self/clear_refs").write_text("5")
+        if self.energy is not None and self._sampled:
+            self._lines += self.energy.lines(call, all_of_them=False)
 
     def end(self, *, sent_bytes: int, summed_bytes: int) -> None:
         """The end of a backward pass, with the payload that this device has sent so far."""
@@ -63,6 +74,8 @@ class Recorder:
         if self._sampled:
             counters = {"sent_bytes": float(sent_bytes), "summed_bytes": float(summed_bytes)}
             self.note("traffic", steps=float(self._steps), **counters)
+            if self.energy is not None:
+                self._lines += self.energy.lines(self.call)
         self._memory()
         self.flush()
 
@@ -133,6 +146,11 @@ class Recorder:
         if peak > self._peak_bytes:
             self._peak_bytes = peak
             self.note("memory", peak_bytes=peak)
+
+    def _close(self) -> None:
+        if self.energy is not None:
+            self._lines += self.energy.last(self.call)
+        self.flush()
 
     def flush(self) -> None:
         logged, self._logged = self._logged, []

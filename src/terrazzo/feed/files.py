@@ -1,0 +1,124 @@
+"""Files: what a sample opens for reading, watched, timed, and given from memory where it is held.
+
+A data set is a black box that opens files by itself. In a worker, ``open`` is replaced by one that
+reads a file at once and knows how long that took, so that fetching is told from decoding, an error
+can name its file, and the bytes of a sample can be kept without knowing its format.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MOST_BYTES = 64 << 20
+"""A larger file is an archive that samples are read from, and is left alone."""
+
+
+class Copy(io.BytesIO):
+    """A file that lies in memory and still has a name; its number is that of the real one."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+        self._real: Any = None
+
+    def fileno(self) -> int:
+        if self._real is None:
+            self._real = _open(self.name, "rb", buffering=0)
+        number: int = self._real.fileno()
+        return number
+
+    def close(self) -> None:
+        if self._real is not None:
+            self._real.close()
+        super().close()
+
+
+_open = io.open
+
+
+class Files:
+    """The files of the sample that is being made."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, bytes]] = []
+        """What was read from storage, in order."""
+        self.last = ""
+        self.read_s = self.cpu_s = 0.0
+        self.read_bytes = 0
+        self.is_partly_seen = False
+        """Whether the sample read from something that is not among these files."""
+        self.fetched: Any = None
+        """What the data set itself has fetched, if that is a step of its own."""
+        self._held: dict[str, bytes] = {}
+        self._is_timed = False
+
+    @property
+    def whole(self) -> Any:
+        """All that a sample is made of, None: that is not known."""
+        if self.fetched is not None:
+            return self.fetched
+        return self.opened if self.opened and not self.is_partly_seen else None
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What happens within is fetching."""
+        if self._is_timed:
+            yield
+            return
+        self._is_timed = True
+        began, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.read_s += time.perf_counter() - began
+            self.cpu_s += time.thread_time() - cpu
+            self._is_timed = False
+
+    def begin(self, held: list[tuple[str, bytes]] | None = None) -> None:
+        self.opened, self.last, self.is_partly_seen = [], "", False
+        self.fetched = None
+        self._held = dict(held or ())
+
+    def open(self, file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        """Stands where ``open`` was."""
+        path = _path(file)
+        if path is None or mode != "rb" or rest or set(options) - {"buffering"}:
+            return _open(file, mode, *rest, **options)
+        self.last = path
+        held = self._held.get(path)
+        if held is not None:
+            return Copy(held, path)
+        with self.timed():
+            found = _open(path, "rb")
+            if os.fstat(found.fileno()).st_size > MOST_BYTES:
+                self.is_partly_seen = True
+                return found
+            with found:
+                data = found.read()
+        self.read_bytes += len(data)
+        self.opened.append((path, data))
+        return Copy(data, path)
+
+
+def _path(file: Any) -> str | None:
+    """The path as text; a number of an open file has none."""
+    if isinstance(file, (str, bytes)) or hasattr(file, "__fspath__"):
+        return os.fsdecode(file)
+    return None
+
+
+@contextmanager
+def watched(files: Files) -> Iterator[None]:
+    """Within, this process opens files through ``files``."""
+    before: tuple[Callable[..., Any], Callable[..., Any]] = builtins.open, io.open
+    builtins.open = io.open = files.open
+    try:
+        yield
+    finally:
+        builtins.open, io.open = before

@@ -1,0 +1,196 @@
+"""Pool: worker processes that make batches beside training, in whatever order they get done.
+
+It knows nothing of epochs: tickets go in, what was made of them comes out. A worker that dies is
+replaced and its tickets are made again; when a ticket has ended two of them, it is told so, with
+the sample it was at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from terrazzo.errors import DataError
+from terrazzo.feed.arena import Arena
+from terrazzo.feed.maker import Made, Recipe, Task
+from terrazzo.feed.worker import NOBODY, Board, work
+
+MOST_WORKERS = 64
+LIVES = 2
+"""A ticket that ends so many workers is not tried again."""
+ENDING_S = 5.0
+
+
+@dataclass
+class Seat:
+    """One worker, and what it has been given and not answered."""
+
+    number: int
+    process: Any
+    line: Connection
+    tasks: dict[int, Task] = field(default_factory=dict)
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Arrival:
+    ticket: int
+    worker: int
+    made: Made
+    copied_s: float = 0.0
+    """How long this process took to take it over."""
+
+
+class Pool:
+    """Workers come and go while it runs."""
+
+    def __init__(self, recipe: Recipe, arena: Arena | None) -> None:
+        self.recipe, self.arena = recipe, arena
+        self.board = Board(MOST_WORKERS)
+        self.died = 0
+        """Workers that ended by themselves."""
+        self._context = multiprocessing.get_context("fork")
+        self._seats: list[Seat] = []
+        self._deaths = Counter[int]()
+        self._late: list[Arrival] = []
+        """Verdicts that came up while tickets were handed out."""
+
+    @property
+    def workers(self) -> int:
+        return sum(not seat.leaving for seat in self._seats)
+
+    @property
+    def processes(self) -> list[int]:
+        return [seat.process.pid for seat in self._seats]
+
+    @property
+    def waiting(self) -> int:
+        """Tickets that were given and have not come back."""
+        return sum(len(seat.tasks) for seat in self._seats)
+
+    def resize(self, workers: int) -> None:
+        """Now so many; who leaves finishes what it has been given."""
+        while self.workers < min(workers, MOST_WORKERS):
+            self._seats.append(self._start())
+        for seat in [seat for seat in self._seats if not seat.leaving][workers:]:
+            seat.leaving = True
+            self._dismiss(seat)
+
+    def _dismiss(self, seat: Seat) -> None:
+        if seat.leaving and not seat.tasks:
+            with contextlib.suppress(OSError):
+                seat.line.send(None)
+            seat.line.close()
+            self._seats.remove(seat)
+            seat.process.join(ENDING_S)
+            if seat.process.is_alive():
+                seat.process.kill()
+
+    def _start(self) -> Seat:
+        taken = {seat.number for seat in self._seats}
+        number = next(n for n in range(MOST_WORKERS) if n not in taken)
+        line, far = self._context.Pipe()
+        process = self._context.Process(
+            target=work,
+            args=(far, self.recipe, self.arena, self.board, number),
+            name=f"terrazzo-feed-{number}",
+            daemon=True,
+        )
+        with warnings.catch_warnings():  # about threads of this process, which a worker never uses
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        far.close()
+        return Seat(number, process, line)
+
+    def give(self, ticket: int, task: Task) -> None:
+        """To the worker with the least to do."""
+        while True:
+            seat = min(
+                (seat for seat in self._seats if not seat.leaving),
+                key=lambda seat: (len(seat.tasks), seat.number),
+            )
+            try:
+                seat.line.send((ticket, task))
+            except OSError:
+                self._late += self._bury(seat)
+                continue
+            seat.tasks[ticket] = task
+            return
+
+    def take(self, timeout_s: float | None = None) -> Iterator[Arrival]:
+        """What has arrived; waits for the first if there is nothing yet."""
+        late, self._late = self._late, []
+        yield from late
+        if late:
+            timeout_s = 0.0
+        lines = {seat.line: seat for seat in self._seats if seat.tasks}
+        if not lines:
+            return
+        for ready in wait(list(lines), timeout_s):
+            seat = lines[ready]  # type: ignore[index]
+            yield from self._listen(seat)
+
+    def _listen(self, seat: Seat) -> Iterator[Arrival]:
+        began = time.perf_counter()
+        try:
+            ticket, made = seat.line.recv()
+        except Exception:  # the line ended, or memory that a dead worker shared is gone
+            yield from self._bury(seat)
+            return
+        seat.tasks.pop(ticket, None)
+        self._dismiss(seat)
+        yield Arrival(ticket, seat.number, made, time.perf_counter() - began)
+
+    def _bury(self, seat: Seat) -> list[Arrival]:
+        """A worker ended by itself: another one takes its place and its tickets."""
+        self.died += 1
+        seat.process.join(ENDING_S)
+        if seat.process.is_alive():
+            seat.process.kill()
+            seat.process.join(ENDING_S)
+        self._seats.remove(seat)
+        seat.line.close()
+        if not seat.leaving or not self._seats:
+            self._seats.append(self._start())
+        first, found = True, []
+        for ticket, task in seat.tasks.items():
+            self._deaths[ticket] += first  # it works on the first of them
+            first = False
+            if self._deaths[ticket] >= LIVES:
+                found.append(Arrival(ticket, seat.number, self._verdict(seat, task)))
+            else:
+                self.give(ticket, task)
+        return found
+
+    def _verdict(self, seat: Seat, task: Task) -> Made:
+        sample, code = self.board.read(seat.number), seat.process.exitcode
+        how = f"was ended by signal {-code}" if (code or 0) < 0 else f"exited ({code})"
+        what = f"at sample {sample}" if sample != NOBODY else "between two samples"
+        return Made(
+            error=DataError(
+                f"a worker of the feed {how} {what} of {type(self.recipe.dataset).__name__}, and "
+                f"so did {LIVES - 1} before it: signal 9 is what too little memory looks like; "
+                "otherwise read that sample alone, in a process of its own"
+            )
+        )
+
+    def clear(self) -> None:
+        """Forgets what was given; what workers are at is thrown away, with them."""
+        workers = self.workers
+        self.close()
+        self.resize(workers)
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.process.kill()
+            seat.line.close()
+        for seat in self._seats:
+            seat.process.join(ENDING_S)
+        self._seats, self._late = [], []

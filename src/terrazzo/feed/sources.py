@@ -1,0 +1,124 @@
+"""Sources: what tz.feed can read from, and the one that a net has for each loader."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from terrazzo.errors import UsageError
+from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.seeded import seeded_loader
+from terrazzo.feed.source import Options, Source
+from terrazzo.feed.stages import Clock, Took
+from terrazzo.records.stage import WAIT
+from terrazzo.records.units import parse_bytes
+from terrazzo.runtime.net import Net
+from terrazzo.runtime.recorder import Recorder
+
+BAD = ("raise", "skip")
+
+
+class Plain:
+    """Any iterable: taken as it is, and only the waiting is told."""
+
+    def __init__(self, loader: Iterable[Any], recorder: Callable[[], Recorder | None]) -> None:
+        self.loader, self.recorder, self.epoch = loader, recorder, 0
+
+    def chance(self) -> dict[str, Any]:
+        return {**drawn_from(self.loader), "epoch": self.epoch}
+
+    def draw_as(self, told: dict[str, Any]) -> None:
+        draw_as(told, self.loader)
+        self.epoch = told.get("epoch", self.epoch)
+
+    def begin(self, position: int) -> Iterator[Any]:
+        """An epoch from there on; what comes before is read, for all that reading changes."""
+        return islice(self, position, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        clock, number = Clock(self.recorder()), self.epoch
+        self.epoch += 1
+        begin = time.perf_counter()
+        for position, batch in enumerate(self.loader):
+            end = time.perf_counter()
+            took = Took(WAIT, begin, end, end - begin)
+            clock.note(took, epoch=number, batch=position, beside=False)
+            yield batch
+            begin = time.perf_counter()
+
+
+def source_of(
+    loader: Any,
+    net: Net,
+    *,
+    workers: int | None = None,
+    ahead: int | None = None,
+    cache: str | int | None = None,
+    bad: str = "raise",
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    sampler: Iterable[Any] | None = None,
+    collate: Callable[[Any], Any] | None = None,
+    drop_last: bool = False,
+    seed: int | None = None,
+) -> Source | Plain:
+    """The source of a loader or a data set, the same one for all its epochs.
+
+    ``workers``, ``ahead`` (batches) and ``cache`` ("200MiB", bytes; 0: none) fix what is otherwise
+    tuned. ``bad="skip"`` leaves samples out that cannot be read, and counts them. The others are
+    for a data set that comes without a loader: how it is batched and in which order, by ``seed``
+    (default: that of net).
+    """
+    if bad not in BAD:
+        raise UsageError(f"bad={bad!r}: say one of {', '.join(BAD)}")
+    known = net.__dict__.setdefault("_sources", {})
+    found = known.get(id(loader))
+    if found is not None and found[0]() is loader:
+        source: Source | Plain = found[1]
+        return source
+
+    def recorder() -> Recorder | None:
+        return net.links.recorder
+
+    if not isinstance(loader, (DataLoader, Dataset)):
+        return Plain(loader, recorder)
+    own: int | None = None
+    reads: DataLoader[Any]
+    if isinstance(loader, DataLoader):
+        _refuse(loader, batch_size, sampler, collate)
+        reads = loader
+    else:
+        own = net.seed if seed is None else seed
+        reads = seeded_loader(
+            loader, seed=own, batch_size=batch_size, shuffle=shuffle, sampler=sampler,
+            collate=collate, drop_last=drop_last,
+        )  # fmt: skip
+    options = Options(
+        workers=workers,
+        ahead=ahead,
+        cache_bytes=None if cache is None else parse_bytes(cache),
+        skip=bad == "skip",
+        seed=own,
+    )
+    source = Source(reads, options, recorder=recorder, trains=lambda: net.training)
+    known[id(loader)] = (weakref.ref(loader), source)
+    return source
+
+
+def _refuse(loader: DataLoader[Any], *given: Any) -> None:
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, so every device would train on other samples. "
+            "tz.feed reads on one device and spreads each batch: use a plain sampler."
+        )
+    if any(one is not None for one in given):
+        raise UsageError(
+            "tz.feed got a loader, which has its own batch_size, sampler and collate function: "
+            "give those to the loader, or give the data set instead of it"
+        )

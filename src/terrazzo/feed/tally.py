@@ -1,0 +1,81 @@
+"""Tally: what a feed did, counted for the record and said in a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from terrazzo.feed.held import Held
+from terrazzo.feed.maker import Made
+from terrazzo.feed.stages import Clock
+from terrazzo.feed.tuner import Change, Mean, Tuner, describe
+from terrazzo.records.machine import Machine
+from terrazzo.records.stage import EPOCH, FETCH, TUNED
+from terrazzo.records.units import bytes_text, seconds_text
+from terrazzo.runtime.recorder import Recorder
+
+SAID = 5
+"""So many bad samples are named; the rest are counted."""
+
+
+class Tally:
+    """Counts of the epoch that is under way, and of bad samples in all."""
+
+    def __init__(self) -> None:
+        self.epoch = Counter[str]()
+        self.skipped = 0
+        self._cores = float(Machine.here().cores)
+
+    def add(self, made: Made) -> None:
+        fetched = next((took for took in made.took if took.stage == FETCH), None)
+        if fetched is not None:
+            self.epoch.update(
+                samples=fetched.samples,
+                read_bytes=fetched.bytes,
+                held=fetched.held,
+                peer=fetched.peer,
+            )
+
+    def skip(self, bad: Sequence[str], say: Callable[[str], None]) -> None:
+        """Bad samples that were left out, as the user asked for."""
+        for text in bad:
+            self.skipped += 1
+            self.epoch["skipped"] += 1
+            if self.skipped <= SAID:
+                rest = "; further ones are only counted" if self.skipped == SAID else ""
+                say(f"left out: {text}{rest}")
+
+    def end(self, recorder: Recorder, clock: Clock, number: int, batches: int) -> None:
+        """The end of an epoch."""
+        counts = {
+            name: float(self.epoch[name])
+            for name in ("samples", "read_bytes", "held", "peer", "skipped")
+        }
+        spent = {f"{stage}_s": seconds for stage, seconds in clock.worked_s.items()}
+        recorder.note(EPOCH, epoch=float(number), batches=float(batches), **counts, **spent)
+        self.epoch.clear()
+
+    def record(self, recorder: Recorder, change: Change, held: Held | None) -> None:
+        recorder.note(
+            TUNED,
+            workers=float(change.settings.workers),
+            depth=float(change.settings.ahead),
+            held_bytes=float(0 if held is None else held.held_bytes),
+            cores=self._cores,
+            stall_s=change.before.wait_s,
+            step_s=change.before.step_s,
+        )
+
+    def sentence(self, tuner: Tuner, held: Held | None, change: Change) -> str:
+        parts = [describe(tuner.settings)]
+        if held is not None and held.places:
+            parts.append(f"{bytes_text(held.held_bytes)} held {held.form}")
+        first = tuner.first or change.before
+        return (
+            f"{', '.join(parts)}: steps of {_told(change.before)}; {_told(first)} at first "
+            f"({change.why})"
+        )
+
+
+def _told(mean: Mean) -> str:
+    return f"{seconds_text(mean.step_s)}, {mean.wait_s / mean.step_s:.1%} of it waiting"

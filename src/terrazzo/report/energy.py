@@ -1,0 +1,163 @@
+"""The energy of a run: joules of a step by device and phase, from notes of joules so far.
+
+Between two notes power is taken as even. Where notes are further apart than phases are long, the
+parts of a step are therefore those of its time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from terrazzo.records.event import Event
+from terrazzo.report.steps import Step
+
+FETCH, COMPUTE, EXCHANGE, IDLE, REST = PHASES = ("fetch", "compute", "exchange", "idle", "rest")
+PHASE_WORDS = {
+    FETCH: "fetching and handing out data",
+    COMPUTE: "compute",
+    EXCHANGE: "exchange, sums, agreement",
+    IDLE: "idle: waiting for others",
+    REST: "the rest: loss, optimiser, what is not recorded",
+}
+PHASE_OF = {"feed": FETCH, "compute": COMPUTE, "exchange": EXCHANGE, "sum": EXCHANGE,
+            "agree": EXCHANGE}  # fmt: skip
+METER, DOUBT, ENERGY = "meter: ", "doubt: ", "energy"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnergy:
+    """One device over the steps that were measured."""
+
+    device: int
+    step_j: float
+    mean_w: float
+    peak_w: float
+    phases_j: Mapping[str, float]
+    """Of a step."""
+    is_measured: bool
+    sources: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnergy:
+    """All devices; ``samples`` is how many a step trains on, 0 where that is not known."""
+
+    devices: tuple[DeviceEnergy, ...]
+    samples: int
+    steps: int
+    missing: tuple[int, ...]
+    """Devices that told nothing, and are in no sum."""
+
+    @property
+    def step_j(self) -> float:
+        return sum(device.step_j for device in self.devices)
+
+    @property
+    def sample_j(self) -> float | None:
+        return self.step_j / self.samples if self.samples else None
+
+    @property
+    def is_measured(self) -> bool:
+        return all(device.is_measured for device in self.devices)
+
+    @property
+    def mark(self) -> str:
+        """The word that goes with every number that nobody measured."""
+        return "" if self.is_measured else " (estimated)"
+
+
+class _Meter:
+    """Joules so far at any moment."""
+
+    def __init__(self, notes: Sequence[tuple[float, float]]) -> None:
+        ordered = sorted(notes)
+        self.times = np.array([time for time, _ in ordered])
+        self.joules = np.array([joules for _, joules in ordered])
+
+    def between(self, begin_s: float, end_s: float) -> float:
+        begin, end = np.interp([begin_s, end_s], self.times, self.joules)
+        return float(end - begin)
+
+    def covers(self, begin_s: float, end_s: float) -> bool:
+        """Whether notes reach over most of a time; nothing is known beyond the last."""
+        slack = 0.2 * (end_s - begin_s)
+        return bool(self.times[0] <= begin_s + slack and self.times[-1] >= end_s - slack)
+
+
+def energy_of(
+    events: Iterable[Event], steps: Sequence[Step], *, devices: int, samples: int
+) -> RunEnergy | None:
+    """Of the steps given; None where no device told of its energy."""
+    notes: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    peaks: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    sources: dict[int, dict[str, bool]] = defaultdict(dict)
+    doubts: dict[int, list[str]] = defaultdict(list)
+    for event in events:
+        if event.kind != "note":
+            continue
+        if event.name == ENERGY:
+            told = dict(event.values)
+            notes[event.device].append((event.begin_s, told["joules"]))
+            peaks[event.device].append((event.begin_s, told["watts"]))
+        elif event.name.startswith(METER):
+            measured = bool(dict(event.values).get("measured"))
+            sources[event.device][event.name.removeprefix(METER)] = measured
+        elif event.name.startswith(DOUBT):
+            doubts[event.device].append(event.name.removeprefix(DOUBT))
+    found, counted = [], 0
+    for device in range(devices):
+        meter = _Meter(notes[device]) if len(notes[device]) > 1 else None
+        used = [s for s in steps if meter and meter.covers(s.begin_s, s.end_s)]
+        if meter is None or not used:
+            continue
+        counted = max(counted, len(used))
+        seconds = sum(step.seconds for step in used)
+        joules = sum(meter.between(step.begin_s, step.end_s) for step in used)
+        first_s, last_s = used[0].begin_s, used[-1].end_s
+        inside = [watts for at_s, watts in peaks[device] if first_s <= at_s <= last_s]
+        found.append(
+            DeviceEnergy(
+                device,
+                step_j=joules / len(used),
+                mean_w=joules / seconds if seconds else 0.0,
+                peak_w=max(inside, default=0.0),
+                phases_j=_phases(meter, used, device),
+                is_measured=all(sources[device].values()) and bool(sources[device]),
+                sources=tuple(sources[device]),
+                doubts=tuple(doubts[device]),
+            )
+        )
+    if not found:
+        return None
+    known = {row.device for row in found}
+    missing = tuple(device for device in range(devices) if device not in known)
+    return RunEnergy(tuple(found), samples, counted, missing)
+
+
+def _phases(meter: _Meter, steps: Sequence[Step], device: int) -> dict[str, float]:
+    """Joules of a mean step by phase; they add up to all of it."""
+    rows = [_step_phases(meter, step, device) for step in steps]
+    return {phase: mean(row[phase] for row in rows) for phase in PHASES}
+
+
+def _step_phases(meter: _Meter, step: Step, device: int) -> dict[str, float]:
+    found = dict.fromkeys(PHASES, 0.0)
+    for span in step.spans:
+        if span.device != device or span.seconds <= 0:
+            continue
+        watts = meter.between(span.begin_s, span.end_s) / span.seconds
+        waited_s = step.waiting_s.get(span, 0.0)
+        found[COMPUTE] += watts * span.worked_s
+        found[IDLE] += watts * waited_s
+        if span.kind != "compute":
+            rest_s = max(span.seconds - span.worked_s - waited_s, 0.0)
+            found[PHASE_OF[span.kind]] += watts * rest_s
+    whole = meter.between(step.begin_s, step.end_s)
+    found[REST] = max(whole - sum(found.values()), 0.0)
+    return found

@@ -1,0 +1,92 @@
+"""The energy of a run: what a device's meters say, as notes beside its spans.
+
+A note holds the joules since recording began, so any two of them give the energy between. Inside
+calls whose spans are written all samples are; of other calls only the last one, when it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from terrazzo.errors import UsageError
+from terrazzo.meters.estimator import GUESSED_ERROR, Calibration, Estimator, kept
+from terrazzo.meters.probe import find
+from terrazzo.meters.sampler import Sample, Sampler
+from terrazzo.records.event import Event
+from terrazzo.records.power import METER_FILE, POWER, calibration_path, emulated
+
+
+class EnergyLog:
+    """Samples of one device, as lines for its recorder."""
+
+    def __init__(self, sampler: Sampler, device: int) -> None:
+        self.sampler, self.device = sampler, device
+        self._doubts: set[str] = set()
+        self._busy = time.process_time
+
+    def head(self) -> list[str]:
+        """Which meters these are, and whether they measure."""
+        measured = float(self.sampler.is_measured)
+        return [
+            self._line(f"meter: {source}", self.sampler.clock(), measured=measured)
+            for source in self.sampler.sources
+        ]
+
+    def lines(self, call: int, *, all_of_them: bool = True) -> list[str]:
+        """The samples since the last lines, or only the last one: its joules hold the others.
+
+        No meter is read for this: training does not wait for one.
+        """
+        samples = self.sampler.drain()
+        kept = samples if all_of_them else samples[-1:]
+        return [self._sample(sample, call) for sample in kept] + self._new_doubts()
+
+    def last(self, call: int) -> list[str]:
+        """The state as a run ends."""
+        self.sampler.sample()
+        return self.lines(call)
+
+    def _sample(self, sample: Sample, call: int) -> str:
+        return self._line(
+            "energy", sample.time_s, call=call, joules=sample.joules, watts=sample.watts,
+            busy_s=self._busy(),
+        )  # fmt: skip
+
+    def _new_doubts(self) -> list[str]:
+        new = {doubt.partition(" for ")[0]: doubt for doubt in self.sampler.doubts}
+        found = [doubt for key, doubt in new.items() if key not in self._doubts]
+        self._doubts.update(new)
+        return [self._line(f"doubt: {doubt}", self.sampler.clock()) for doubt in found]
+
+    def _line(self, name: str, at_s: float, call: int = 0, **values: float) -> str:
+        told = tuple((key, round(value, 4)) for key, value in values.items())
+        return Event(self.device, call, "forward", "note", name, at_s, at_s, 0, told).to_line()
+
+
+def open_log(environment: Mapping[str, str], device: int) -> EnergyLog | None:
+    """The meters of this device at work; None where energy is switched off.
+
+    Devices that are processes of one machine share its meters: each counts an equal part.
+    """
+    asked = environment.get(POWER, "auto")
+    if asked == "off":
+        return None
+    sharing = max(int(environment.get("LOCAL_WORLD_SIZE", "1")), 1)
+    figures = emulated(asked)
+    if figures is not None:
+        told = Calibration(*figures, GUESSED_ERROR, "the preset of an emulated device")
+        return EnergyLog(Sampler([Estimator(told)]).start(), device)
+    try:
+        told = kept(calibration_path(environment), Path("/"))
+    except UsageError as error:
+        print(f"terrazzo: {error}; a guess takes its place", file=sys.stderr)
+        told = Calibration.guess(Path("/"))
+    named = environment.get(METER_FILE)
+    external = Path(named) if named else None
+    found = find(calibration=told, external=external, share=1 / sharing)
+    if external is not None and found.problems:
+        print(f"terrazzo: {found.problems[0]}", file=sys.stderr)
+    return EnergyLog(Sampler(found.used, sharing=sharing).start(), device)

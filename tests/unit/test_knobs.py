@@ -1,0 +1,295 @@
+"""Knobs against the files of a simulated board, whose kernel refuses what a real one would."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from terrazzo.boards import Rig, load_board
+from terrazzo.boards.kernel import CPU, DEVFREQ, EMC
+from terrazzo.errors import KnobError
+from terrazzo.power.accelerator import GpuLimit
+from terrazzo.power.assistant import Assistant
+from terrazzo.power.helper import answer, serve
+from terrazzo.power.keeper import Keeper
+from terrazzo.power.panel import Panel, all_modes
+from terrazzo.power.presets import parse, presets
+from terrazzo.power.sysfs import Sysfs
+from terrazzo.records.modes import Mode
+
+LOW = {"cores": 2.0, "cpu_hz": 729.6e6, "gpu_hz": 306e6, "mem_hz": 665.6e6}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(load_board("orin-like"), tmp_path / "board")
+
+
+@pytest.fixture
+def panel(rig: Rig) -> Panel:
+    return Panel.find(Sysfs(rig.root, rig.pause))
+
+
+def tree(rig: Rig) -> dict[str, str]:
+    """All that a kernel was told, and whether its clocks are there."""
+    return {
+        str(path.relative_to(rig.root)): path.read_text()
+        for folder in (CPU, DEVFREQ, EMC)
+        for path in (rig.root / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_board_has_the_knobs_of_its_model(rig, panel):
+    assert panel.knobs == rig.board.knobs
+    assert panel.governors == {"cpu_hz": "schedutil", "gpu_hz": "nvhost_podgov", "mem_hz": "bpmp"}
+    assert dict(panel.read().values) == rig.kernel.mode()
+    pi = Rig(load_board("pi-like"), rig.root.parent / "pi")
+    assert set(Panel.find(Sysfs(pi.root, pi.pause)).knobs) == {"cores", "cpu_hz"}
+
+
+def test_a_mode_is_applied_and_all_put_back(rig, panel):
+    before, files = tree(rig), panel.state()
+    panel.apply(Mode.of(LOW))
+    assert rig.kernel.mode() == LOW
+    panel.apply(Mode.of({name: values[-1] for name, values in panel.knobs.items()}))
+    panel.apply(Mode.of(LOW))
+    panel.restore(files)
+    assert tree(rig) == before
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_mode_follows_any_other(data, rig, panel):
+    for _ in range(3):
+        drawn = {name: data.draw(st.sampled_from(values)) for name, values in panel.knobs.items()}
+        panel.apply(Mode.of(drawn))
+        assert rig.kernel.mode() == drawn
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu3/online", "policy0/scaling_max_freq", "gpu/max_freq", "emc/rate"]
+)
+def test_a_knob_that_refuses_leaves_the_device_as_it_was(rig, panel, name):
+    before = tree(rig)
+    rig.kernel.stubborn.add(name)
+    with pytest.raises(KnobError, match=r"was told .* and says"):
+        panel.apply(Mode.of(LOW))
+    rig.pause(0.0)
+    assert tree(rig) == before
+
+
+def test_what_a_device_does_not_have_is_refused(panel):
+    with pytest.raises(KnobError, match="no knob fan"):
+        panel.apply(Mode.of({"fan": 1}))
+    with pytest.raises(KnobError, match=r"CPU 1\.23 GHz is not possible"):
+        panel.apply(Mode.of({"cpu_hz": 1.234e9}))
+
+
+def test_without_the_right_to_write_the_remedy_is_named(rig, panel, monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)  # root may write everything
+    with pytest.raises(KnobError, match="sudo"):
+        panel.apply(Mode.of(LOW))
+
+
+def test_presets_are_read_as_modes_and_those_that_need_a_reboot_left_alone(rig, panel):
+    found = {preset.name: preset for preset in presets(rig.root, panel.knobs)}
+    for name, mode in rig.board.presets:
+        assert dict(found[name].mode.values) == dict(mode)
+    assert found["REBOOT_7W"].mode is None
+    assert "reboot" in found["REBOOT_7W"].reason
+    assert presets(rig.root / "nowhere", panel.knobs) == []
+    odd = "< POWER_MODEL ID=3 NAME=ODD >\nGPU MAX_FREQ 500000000\nEMC MAX_FREQ what\n"
+    (preset,) = parse(odd, panel.knobs)
+    assert preset.mode["gpu_hz"] == 408e6  # the highest that is not above
+    assert preset.mode["mem_hz"] == 3199e6
+
+
+class TestKeeper:
+    def test_the_state_is_on_disk_before_the_first_change(self, rig, panel, tmp_path):
+        keeper, before = Keeper(tmp_path / "deep" / "state.json"), tree(rig)
+        with keeper.borrowed(panel):
+            assert tree(rig) == before
+            saved = json.loads(keeper.path.read_text())
+            assert len(saved["files"]) == 7 + 4 + 2 + 2
+            panel.apply(Mode.of(LOW))
+        assert tree(rig) == before
+        assert not keeper.path.exists()
+
+    def test_an_exception_puts_all_back(self, rig, panel, tmp_path):
+        keeper, before = Keeper(tmp_path / "state.json"), tree(rig)
+
+        def fail() -> None:
+            with keeper.borrowed(panel):
+                panel.apply(Mode.of(LOW))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert tree(rig) == before
+
+    def test_after_a_kill_the_next_start_puts_all_back(self, rig, panel, tmp_path):
+        """A real process, killed in the middle of switching."""
+        before, state = tree(rig), tmp_path / "state.json"
+        script = f"""
+import os, signal
+from pathlib import Path
+from terrazzo.boards import Rig, load_board
+from terrazzo.power.keeper import Keeper
+from terrazzo.power.panel import Panel
+from terrazzo.power.sysfs import Sysfs
+from terrazzo.records.modes import Mode
+rig = Rig(load_board("orin-like"), Path({str(rig.root)!r}))
+count = 0
+def pause(seconds):
+    global count
+    rig.pause(seconds)
+    count += 1
+    if count == 9:  # some knobs are set, others are not
+        os.kill(os.getpid(), signal.SIGKILL)
+panel = Panel.find(Sysfs(rig.root, pause))
+with Keeper(Path({str(state)!r})).borrowed(panel):
+    panel.apply(Mode.of({LOW!r}))
+"""
+        done = subprocess.run([sys.executable, "-c", script], timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        rig.pause(0.0)
+        assert tree(rig) != before
+        words = Keeper(state).restore_left(panel)
+        assert "put back" in words
+        assert tree(rig) == before
+        assert Keeper(state).restore_left(panel) == ""
+
+    def test_a_process_that_lives_keeps_others_away(self, rig, panel, tmp_path):
+        keeper = Keeper(tmp_path / "state.json")
+        with keeper.borrowed(panel):
+            body = json.loads(keeper.path.read_text())
+            with subprocess.Popen(
+                [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+            ) as other:
+                stat = Path(f"/proc/{other.pid}/stat").read_text()
+                body |= {"process": other.pid, "began": stat.rpartition(")")[2].split()[19]}
+                keeper.path.write_text(json.dumps(body))
+                with pytest.raises(KnobError, match=f"process {other.pid} is changing"):
+                    keeper.restore_left(panel)
+                other.communicate(b"\n")
+
+    def test_a_reboot_has_put_all_back_already(self, rig, panel, tmp_path):
+        keeper = Keeper(tmp_path / "state.json")
+        with keeper.borrowed(panel):
+            body = json.loads(keeper.path.read_text())
+        keeper.path.write_text(json.dumps(body | {"boot": "another", "process": 1}))
+        panel.apply(Mode.of(LOW))
+        assert keeper.restore_left(panel) == ""
+        assert rig.kernel.mode() == LOW
+        assert not keeper.path.exists()
+
+    def test_a_damaged_file_is_told_of(self, panel, tmp_path):
+        keeper = Keeper(tmp_path / "state.json")
+        keeper.path.write_text('{"terrazzo": "power state", "version": 1}')
+        with pytest.raises(KnobError, match="reboot"):
+            keeper.restore_left(panel)
+
+    def test_nothing_is_changed_where_nothing_can_be_saved(self, rig, panel, tmp_path):
+        (tmp_path / "file").write_text("")
+        keeper = Keeper(tmp_path / "file" / "state.json")
+        with pytest.raises(KnobError, match="nothing is changed"), keeper.borrowed(panel):
+            pytest.fail("it began")
+
+
+class TestHelper:
+    def test_only_known_actions_with_known_arguments(self, rig, panel):
+        before = tree(rig)
+        for line in (
+            '{"do": "write", "path": "/etc/passwd", "text": "x"}',
+            '{"do": ["apply"]}',
+            "[1, 2]",
+            "{",
+            '{"do": "apply"}',
+            '{"do": "apply", "mode": {"cores": true}}',
+            '{"do": "apply", "mode": {"cores": "4; reboot"}}',
+            '{"do": "apply", "mode": {"../../etc": 1}}',
+            '{"do": "apply", "mode": {"cpu_hz": 99e9}}',
+            '{"do": "apply", "mode": {"cores": NaN}}',
+            json.dumps({"do": "ping", "more": "x" * 5000}),
+        ):
+            assert "error" in answer(line, panel), line
+        assert tree(rig) == before
+
+    def test_all_is_put_back_when_the_requests_end(self, rig, panel, tmp_path):
+        before, replies = tree(rig), io.StringIO()
+        lines = [json.dumps({"do": "apply", "mode": LOW}), '{"do": "read"}', '{"do": "nothing"}']
+        serve(panel, Keeper(tmp_path / "s.json"), io.StringIO("\n".join(lines)), replies)
+        told = [json.loads(line) for line in replies.getvalue().splitlines()]
+        assert told[0]["mode"] == LOW == told[1]["mode"]
+        assert "no action 'nothing'" in told[2]["error"]
+        assert tree(rig) == before
+
+    def command(self, rig: Rig, state: Path) -> list[str]:
+        return [
+            sys.executable, "-m", "terrazzo.power.helper", "--root", str(rig.root), "--state",
+            str(state),
+        ]  # fmt: skip
+
+    def test_an_asker_that_is_killed_leaves_nothing_behind(self, rig, tmp_path):
+        """Real processes; the files take every value, so nothing here depends on the rig's time."""
+        before, state = tree(rig), tmp_path / "state.json"
+        script = f"""
+import os, signal
+from terrazzo.power.assistant import Assistant
+from terrazzo.records.modes import Mode
+with Assistant({self.command(rig, state)!r}) as switch:
+    assert set(switch.knobs) == {set(LOW)!r}
+    switch.apply(Mode.of({LOW!r}))
+    assert switch.read() == Mode.of({LOW!r})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        done = subprocess.run([sys.executable, "-c", script], timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        for _ in range(500):
+            if not state.exists():
+                break
+            time.sleep(0.02)
+        assert {k: v.strip() for k, v in tree(rig).items()} == {
+            k: v.strip() for k, v in before.items()
+        }
+
+    def test_refusals_come_back_as_errors(self, rig, tmp_path):
+        with Assistant(self.command(rig, tmp_path / "state.json")) as switch:
+            with pytest.raises(KnobError, match="not possible"):
+                switch.apply(Mode.of({"cores": 99}))
+            switch.apply(Mode.of({"cores": 3}))
+        rig.pause(0.0)
+        assert rig.kernel.mode()["cores"] == 8
+
+    def test_a_helper_that_may_not_start_says_so(self):
+        with pytest.raises(KnobError, match="needs root"), Assistant(["false"]):
+            pytest.fail("it began")
+
+    def test_under_sudo_it_serves_this_device_only(self, rig, tmp_path):
+        done = subprocess.run(
+            self.command(rig, tmp_path / "s.json"), env={**os.environ, "SUDO_UID": "1000"},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "this device only" in done.stdout
+
+
+def test_modes_are_all_combinations(panel):
+    assert len(all_modes(panel.knobs)) == 8 * 13 * 9 * 4
+    assert GpuLimit.find("libthereisnone.so") == []
