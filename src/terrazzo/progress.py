@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from terrazzo.errors import RunError, UsageError
 from terrazzo.feed.feed import Alone, Feed
+from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.sources import source_of
 from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
@@ -122,7 +123,7 @@ class Run:
             feed.go_on_from(self._begun)
             self._begun = None
         self._feed = feed
-        for batch in feed:
+        for batch in counted(links, feed):
             yield batch
             self.steps += 1
             if self.every is not None and self.steps % self.every == 0:

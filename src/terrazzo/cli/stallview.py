@@ -41,7 +41,7 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
             word = count_text(workers, "worker")
             screen.raw(f"{name:<20}{word:<12}{seconds_text(step_s):>9}")
         screen.line(cheaper(found))
-    screen.title("Recommended")
+    screen.title("Recommended, as options of tz.feed where they have a name")
     for setting in found.advice.settings:
         screen.line(setting)
 
@@ -147,7 +147,7 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         _table(changes),
         *([tag("h2", "The same data elsewhere"), _table(media), tag("p", cheaper(found))]
           if media else []),
-        tag("h2", "Recommended"),
+        tag("h2", "Recommended, as options of tz.feed where they have a name"),
         tag("ul", *(tag("li", setting) for setting in found.advice.settings)),
     ]  # fmt: skip
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("main", *body))}</html>\n'

@@ -189,10 +189,10 @@ def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str
     count = fewest_workers(now, most=facts.most_workers)
     best = now.with_workers(count)
     if best.step_s < (1 - WORTH) * now.step_s:
-        found.append(f"num_workers={count}")
+        found.append(f"workers={count}")
     elif now.workers > count:
         best = now.with_workers(count)
-        found.append(f"num_workers={count}: more do not help")
+        found.append(f"workers={count}: more do not help")
     else:
         best = now
     for gain in _packed(best, storage):
@@ -203,7 +203,8 @@ def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str
         share = room / facts.set_bytes
         cached = best.with_cache(share)
         if cached.step_s < (1 - WORTH) * best.step_s:
-            found.append(f"a cache of {bytes_text(room)}, {share:.0%} of the data set")
+            size = f'"{int(room) >> 20}MiB"'
+            found.append(f"cache={size}: {share:.0%} of the data set")
     if best.stall_s > SMALL * best.step_s and best.limit == CPU:
         found.append("store smaller pictures, or simpler transforms: the processor is the limit")
     return tuple(found) or ("leave it as it is",)

@@ -22,6 +22,8 @@ from terrazzo.records.storage import Storage
 from terrazzo.records.trial import COLD, FILE, SYNTHETIC, USUAL, WARM, TrialFacts
 
 KIND, VERSION = "stalls", 1
+UNDISTURBED = 0.5
+"""Of the steps whose batches are made in the loop, the part that costs are taken from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Seen:
     def read(cls, folder: Path) -> Seen:
         """From the folder of a trial's run."""
         steps = tuple(fed_steps(read_events(folder)))
-        found = stalls_of(steps)
+        found = stalls_of(steps, quickest=UNDISTURBED)
         path = folder / FILE
         if found is None or not path.exists():
             raise RunError(

@@ -116,11 +116,19 @@ def fed_steps(events: Iterable[Event]) -> list[FedStep]:
     return found
 
 
-def stalls_of(steps: Sequence[FedStep], *, skip: int = SKIPPED) -> Stalls | None:
-    """The average of recorded steps; None: nothing was recorded."""
+def stalls_of(
+    steps: Sequence[FedStep], *, skip: int = SKIPPED, quickest: float = 1.0
+) -> Stalls | None:
+    """The average of recorded steps; None: nothing was recorded.
+
+    ``quickest`` is the part of them that counts, by time: what else runs on a device only adds.
+    """
     counted = list(steps[skip:]) or list(steps)
     if not counted:
         return None
+    counted.sort(key=lambda step: step.seconds)
+    counted = counted[: max(1, round(quickest * len(counted)))]
+    counted.sort(key=lambda step: step.begin_s)
     rows = [_row(step) for step in counted]
     means = {name: fmean(row[name] for row in rows) for name in rows[0]}
     last = counted[-1].spans
