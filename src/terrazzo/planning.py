@@ -19,7 +19,8 @@ from terrazzo.planner.feedback import slowed
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.retarget import retarget
-from terrazzo.records import Graph, Plan, document
+from terrazzo.records import Graph, Layout, Plan, document
+from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
@@ -128,7 +129,7 @@ class Planner:
     def follow(self, kept: Sequence[int | None]) -> None:
         """Plans anew for other devices: the numbers before of those that are left.
 
-        What was said of layouts by number does not fit them any more, and is left open.
+        Of layouts by number the kind stays, where there is one kind; else they are left open.
         """
         wishes, old = self.wishes, self._given
         places = [place for place in kept if place is not None]
@@ -138,7 +139,9 @@ class Planner:
             memory = tuple(least if place is None else memory[place] for place in kept)
         if old is not None and memory is None:
             passes = max(passes, *(group.passes for group in old.groups))
-        layout = wishes.layout if wishes.layout in ("samples", "whole") else "auto"
+        layouts = [wishes.layout] if old is None else [group.layout for group in old.groups]
+        kinds = {_kind(layout) for layout in layouts}
+        layout = kinds.pop() if len(kinds) == 1 else "auto"
         self.wishes = replace(wishes, layout=layout, memory=memory, passes=passes)
         if isinstance(self.profile, Profile) and len(places) == len(kept):
             self.profile = self.profile.of(places)
@@ -247,3 +250,14 @@ class Planner:
                 self.profile.save(folder / "profile.json")
         except (OSError, UsageError) as error:
             print(f"terrazzo: the plan is not recorded: {error}; training goes on", file=sys.stderr)
+
+
+def _kind(layout: str | Layout) -> str:
+    """A layout for any number of devices that cuts as this one does; the grid of tiles is open."""
+    if isinstance(layout, str):
+        if layout == "auto" or layout in ("samples", "channels"):
+            return layout
+        layout = Layout.parse(layout)
+    if layout.is_whole:
+        return "whole"
+    return AXES[layout.letters] if layout.letters in ("n", "c") else "auto"

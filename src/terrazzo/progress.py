@@ -13,17 +13,21 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from terrazzo.errors import RunError, UsageError
+from terrazzo.errors import PeerLost, RunError, UsageError
+from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.feed import Alone, Feed
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.sources import source_of
+from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
-from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel
+from terrazzo.runtime.parcel import copied
+from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, together
 from terrazzo.runtime.scribe import Scribe
+from terrazzo.runtime.spares import Spares
 
 
 class Run:
@@ -48,11 +52,17 @@ class Run:
         every: int | None = None,
         copies: int = 2,
         checkpoints: str | Path | None = None,
+        neighbours: int = 1,
+        spare_every: int | None = None,
         **named: Any,
     ) -> None:
         """``feeding`` are further options of ``tz.feed``. ``every`` so many steps of ``feed`` a
         checkpoint is written by ``copies`` devices, the first ones. ``checkpoints`` is the folder
         of this device for them; by default it lies in the folder of the run.
+
+        Where weights are cut and the loss of a device is survived, ``neighbours`` devices keep a
+        copy of each one's parts in memory (0: nobody does), made ``spare_every`` so many steps;
+        left open, so seldom that it takes 2 % of the time.
         """
         self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
         self.feeding = dict(feeding or {})
@@ -70,11 +80,20 @@ class Run:
             self._register(name, part)
         self.epoch = 0
         """The epoch that is under way, or comes next."""
+        self.spares: Spares | None = None
         self._feed: Alone | Feed | None = None
         self._begun: Mapping[str, Any] | None = None
+        if neighbours < 0 or (spare_every is not None and spare_every < 1):
+            raise UsageError(f"neighbours={neighbours}, spare_every={spare_every}: too few")
+        self._feeds, self._saved = 0, (0, net.links.epoch)
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
             recovery.host = self
+        if neighbours and (recovery is not None or net.links.later is not None):
+            optimizers = [part for part in self.parts.values() if isinstance(part, Optimizer)]
+            self.spares = net._weights.spares = Spares(
+                net, optimizers, neighbours=neighbours, every=spare_every
+            )
 
     def _folder(self) -> Path:
         links = self.net.links
@@ -118,18 +137,77 @@ class Run:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
             feed = Alone(source)
         else:
-            feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, admits=True)
+            feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, host=self)
         if self._begun is not None:
             feed.go_on_from(self._begun)
             self._begun = None
         self._feed = feed
+        self._feeds += 1
         for batch in counted(links, feed):
+            if self.spares is not None:
+                self.spares.is_touched = True
             yield batch
             self.steps += 1
-            if self.every is not None and self.steps % self.every == 0:
-                self.save()
+            if isinstance(feed, Alone):
+                self._save_if_due()
         self.reader = feed.reader
         self._feed = None
+
+    # ---- between two batches, on all devices together ----------------------------------------
+
+    def before_batch(self, feed: Feed) -> None:
+        """Goes back where a part of a weight was lost, and puts aside what may be lost next."""
+        self._mend(feed)
+        self._keep(feed, at_border=feed.position == 0)
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        # Some may have done it when members change: then all do it again.
+        now = (self.steps, self.net.links.epoch)
+        if self.every is not None and self.steps % self.every == 0 and now != self._saved:
+            self.save()
+            self._saved = now
+
+    def after_last(self, feed: Feed) -> None:
+        """What follows, a validation say, is no step: there must be no way back before it."""
+        self._keep(feed, at_border=True, at_end=True)
+
+    @property
+    def admits(self) -> bool:
+        return self.spares is not None or not self.net.homes
+
+    def before_joining(self, feed: Feed) -> None:
+        """Parts of weights move to those who come from copies, as after a loss."""
+        self._keep(feed, at_border=True)
+
+    def _keep(self, feed: Feed, *, at_border: bool, at_end: bool = False) -> None:
+        spares = self.spares
+        if spares is None or not spares.is_due(self.steps, at_border=at_border):
+            return
+        key = (self.net.links.epoch, self.steps, 2 * self._feeds + at_end)
+        spares.keep(key, copied(self._rest(feed), name="the run"))
+        feed.keep_from_here()
+
+    def _mend(self, feed: Feed) -> None:
+        spares = self.spares
+        if spares is None or not spares.is_astray:
+            return
+        if spares.mend():
+            spare = spares.kept
+            assert spare is not None
+            if spare.key[2] // 2 != self._feeds:
+                raise PeerLost(
+                    f"a part of a weight is gone, and its copy is of step {spare.key[1]}, before "
+                    "this way through the data: the loop has left run.feed() before its end. Start "
+                    "again from the last checkpoint"
+                )
+            lost = self.steps - spare.rest["steps"]
+            self._load_rest(spare.rest)
+            feed.go_back_to(spare.rest["data"]["position"])
+            if feed.reader != self.net.links.members[self.net.links.device]:
+                draw_as(spare.rest["drawn"], None)
+            if lost:
+                say(self.net, f"back to step {self.steps}: {lost} steps are made again")
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -146,6 +224,43 @@ class Run:
             "epoch": self.epoch,
             "data": None if self._feed is None else self._feed.where(),
         }
+
+    def _rest(self, feed: Feed) -> dict[str, Any]:
+        """The same without weights and what optimisers keep for them."""
+        net = self.net
+        groups = {
+            name: part.state_dict()["param_groups"]
+            for name, part in self.parts.items()
+            if isinstance(part, Optimizer)
+        }
+        others = {n: p.state_dict() for n, p in self.parts.items() if n not in groups}
+        return {
+            "groups": groups,
+            "parts": others,
+            "buffers": dict(net.named_buffers()),
+            "calls": net.calls,
+            "commits": net.commits,
+            "seed": net.seed,
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "feeds": self._feeds,
+            "data": feed.where(),
+            "drawn": drawn_from(None),
+        }
+
+    def _load_rest(self, rest: Mapping[str, Any]) -> None:
+        rest = copied(rest, name="the run")
+        net = self.net
+        for name, groups in rest["groups"].items():
+            for group, told in zip(self.parts[name].param_groups, groups, strict=True):
+                group.update((key, value) for key, value in told.items() if key != "params")
+        for name, told in rest["parts"].items():
+            self.parts[name].load_state_dict(told)
+        with torch.no_grad():
+            for name, buffer in net.named_buffers():
+                buffer.copy_(rest["buffers"][name])
+        net.calls, net.commits, net.seed = rest["calls"], rest["commits"], rest["seed"]
+        self.steps, self.epoch, self._feeds = rest["steps"], rest["epoch"], rest["feeds"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there; call it before ``epochs``."""
@@ -164,6 +279,7 @@ class Run:
                 part.load_state_dict(state["parts"][name])
         net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
+        self._saved = (self.steps, net.links.epoch)
 
     def _state_of(self, part: Any) -> Any:
         if isinstance(part, Optimizer):
@@ -176,7 +292,9 @@ class Run:
         """Writes a checkpoint beside the training; all devices call it between two steps."""
         if self.scribe is None:
             raise UsageError("tz.Run was not told where to: give it every= or checkpoints=")
-        state = self.state_dict()
+        if self.spares is not None and self.spares.is_astray and self.spares.is_touched:
+            return  # these steps are made again, and then it comes
+        state = together(self.net.links, self.state_dict)
         if self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
 
@@ -215,11 +333,20 @@ class Run:
 
     def give(self, source: int) -> None:
         """Sends all this to devices that have just joined."""
-        state = {**self.state_dict(), "grads": self._grads()}
+        if self.spares is not None and self.spares.is_astray:
+            state = {"spare": self.spares.told()}
+        else:
+            state = {**self.state_dict(), "grads": self._grads()}
         give_parcel(self.net.links, state, source, name="the run")
 
     def take(self, source: int) -> None:
         state = take_parcel(self.net.links, source)
+        if "spare" in state:
+            assert self.spares is not None
+            rest = self.spares.hear(state["spare"]).rest
+            self._load_rest(rest)
+            self._begun, self._feeds = rest["data"], rest["feeds"] - 1
+            return
         self.load_state_dict(state)
         for name, parameter in self.net.named_parameters():
             parameter.grad = state["grads"].get(name)

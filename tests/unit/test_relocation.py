@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from terrazzo.geometry import Box
 from terrazzo.schedule.homes import owners
-from terrazzo.schedule.relocation import everywhere, relocation
+from terrazzo.schedule.relocation import everywhere, relocation, rescue
 from terrazzo.schedule.tiling import Boxes
 
 SHAPE = (7, 5)
@@ -66,3 +66,33 @@ def test_staying_sends_nothing(boxes: Boxes) -> None:
     assert all(route.source == route.destination for route in relocation(boxes, boxes))
     everybody = everywhere(SHAPE, DEVICES)
     assert all(route.source == route.destination for route in relocation(everybody, boxes))
+
+
+@given(
+    homes(),
+    homes(),
+    st.integers(1, 2),
+    st.lists(st.sampled_from(range(DEVICES)), min_size=1, unique=True).map(sorted),
+)
+def test_what_is_left_is_rescued_from_copies(
+    boxes: Boxes, wanted: Boxes, neighbours: int, alive: list[int]
+) -> None:
+    """Every needed element comes once, from somebody who has it; or all say whose is gone."""
+    holders = [{(m - step) % DEVICES for step in range(neighbours + 1)} for m in alive]
+    after = wanted[: len(alive)]
+    try:
+        found = rescue(boxes, range(DEVICES), holders, after)
+    except LookupError as error:
+        gone = {m for m in range(DEVICES) if boxes[m] == boxes[error.args[0]]}
+        assert gone.isdisjoint(set().union(*holders))
+        return
+    for place, need in enumerate(after):
+        filled = np.zeros(SHAPE, dtype=int)
+        for route in found:
+            if route.destination == place:
+                assert route.member in holders[route.source]
+                assert boxes[route.member] == route.have
+                filled[route.box.slices()] += 1
+        right = np.zeros(SHAPE, dtype=int)
+        right[need.slices()] = 1
+        assert (filled == right).all()

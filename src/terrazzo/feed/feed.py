@@ -11,14 +11,16 @@ import json
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
+from terrazzo.feed.chance import draw_as
 from terrazzo.feed.rehearsal import counted
+from terrazzo.feed.repeats import Repeats
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain, source_of
 from terrazzo.feed.stages import Clock, Took
@@ -85,6 +87,20 @@ class Alone:
             yield batch
 
 
+class Host(Protocol):
+    """Who does something before a batch is handed out, on all devices together (a Run)."""
+
+    def before_batch(self, feed: Feed) -> None: ...
+
+    def after_last(self, feed: Feed) -> None: ...
+
+    def before_joining(self, feed: Feed) -> None: ...
+
+    @property
+    def admits(self) -> bool:
+        """Whether devices that come later can be let in."""
+
+
 class Fed(NamedTuple):
     """A batch as one device has it: None at the end of the data."""
 
@@ -103,11 +119,11 @@ class Feed:
         *,
         inputs: int,
         reader: int,
-        admits: bool = False,
+        host: Host | None = None,
     ) -> None:
-        """``admits``: devices that come later may join before the next batch."""
+        """With a ``host``, devices that come later may join before the next batch."""
         self.source, self.net, self.inputs = source, net, inputs
-        self.admits = admits
+        self.host = host
         self.links = net.links
         self.reader = reader
         """By the number that it started with."""
@@ -116,6 +132,7 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
+        self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
         if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
@@ -125,9 +142,19 @@ class Feed:
             fed: Fed = perform(self.links, self._next, take=self._take, give=self._give)
             self._read = None
             if "end" in fed.header:
+                self._end_as_reader(fed.header)
                 return
             self.position += 1
             yield fed.batch
+
+    def _end_as_reader(self, header: Mapping[str, Any]) -> None:
+        """Whoever reads the next time goes on with the random numbers of the one who read now."""
+        if "after" not in header or self.links.members[self.links.device] == self.reader:
+            return
+        if self.source is None:
+            draw_as(header["after"], None)
+        else:
+            self.source.draw_as(header["after"])
 
     @property
     def place(self) -> int:
@@ -143,6 +170,21 @@ class Feed:
         self._chance = where["chance"]
         if self.links.members[self.links.device] == self.reader:
             self._catch_up()
+
+    def go_back_to(self, position: int) -> None:
+        """Batches from there on come again; who reads has them still, or reads them again."""
+        again = self._repeats.since(position)
+        self.position, self._read = position, None
+        if self._batches is None:
+            return
+        if again is None:
+            self._catch_up()
+        else:
+            self._repeats.rewind(again, position)
+
+    def keep_from_here(self) -> None:
+        """Nobody will go back to before the next batch."""
+        self._repeats.forget(self.position, is_read=self._read is not None)
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -168,6 +210,7 @@ class Feed:
             self.source.draw_as(self._chance)
         first = min([self.position, *(number for number in self._live)])
         self._batches, self._read = self.source.begin(first), None
+        self._repeats.lose()
         for number in range(first, self.position):
             batch = next(self._batches, None)
             used = self._live.get(number)
@@ -183,17 +226,24 @@ class Feed:
         if self._read is None:
             assert self.source is not None
             if self._batches is None:
-                if self.links.recovery is not None or self.admits:
+                if self.links.recovery is not None or self.host is not None:
                     self._chance = self.source.chance()
                 self._batches = iter(self.source)
-            batch = next(self._batches, None)
-            header, tensors = describe(batch)
-            self._read = header, tensors, batch
+            again = self._repeats.next()
+            if again is None:
+                batch = next(self._batches, None)
+                again = (*describe(batch), batch)
+                if batch is None and self.links.recovery is not None:
+                    again[0]["after"] = self.source.chance()
+                self._repeats.add(again)
+            self._read = again
         return self._read
 
     # ---- handing out ---------------------------------------------------------------------
 
     def _next(self) -> Fed:
+        if self.host is not None:
+            self.host.before_batch(self)
         self.find_reader()
         links = self.links
         if links.device != self.place:
@@ -227,11 +277,15 @@ class Feed:
 
     def _guests(self) -> bool:
         control = self.links.control
-        return self.admits and control is not None and bool(control.guests) and not self.net.homes
+        if self.host is None or control is None or not self.host.admits:
+            return False
+        return bool(control.guests)
 
     def _regroup(self) -> NoReturn:
         """Somebody wants to join: before this batch is as good a place as any."""
         assert self.links.control is not None
+        assert self.host is not None
+        self.host.before_joining(self)
         self.links.control.admit()
         raise Interrupted("a device joins")
 
@@ -244,6 +298,8 @@ class Feed:
     def _fed(self, header: dict[str, Any], tensors: list[Tensor], batch: Any) -> Fed:
         """Sends every device its part; ``tensors`` are real on the reader only."""
         if "end" in header:
+            if self.host is not None:
+                self.host.after_last(self)
             return Fed(header, [], None)
         begin = time.perf_counter()
         given = tensors[: self.inputs]

@@ -27,6 +27,8 @@ from terrazzo.members.view import View
 PATIENCE_S = 1.0
 ENDED_S = 2.0
 """How long after a device has ended its script the others may still need what it has sent."""
+FAILED_S = 1.0
+"""How long they have to read why one has failed."""
 HELLO_S = 5.0
 
 
@@ -196,14 +198,15 @@ class Control:
     def leave(self, why: str = "") -> None:
         """Parts from the others in order; with a reason, they will not go on.
 
-        Without one it stays a moment: others may be in the middle of what this device has finished.
+        It stays a moment: others may be in the middle of what this device has finished, and must
+        have read the reason before the connection ends, which discards what was not read.
         """
         with self._changed:
             if self._closed:
                 return
             self._say(list(self._lines), ["bye", why])
-            end_s = time.monotonic() + ENDED_S
-            while not why and self._here() and time.monotonic() < end_s:
+            end_s = time.monotonic() + (FAILED_S if why else ENDED_S)
+            while self._here() and time.monotonic() < end_s:
                 self._changed.wait(0.05)
             self._closed = True
         self._bell.close()

@@ -24,7 +24,7 @@ from torch import Tensor
 from terrazzo.errors import Disagreement
 from terrazzo.runtime.links import Links
 
-FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN = map(float, range(1, 10))
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN, SPARE = map(float, range(1, 11))
 NAMES = {
     FORWARD: "a forward call",
     BACKWARD: "a backward pass",
@@ -35,6 +35,7 @@ NAMES = {
     STATE: "net.state_dict()",
     WEIGHT: "a sum or norm of a cut weight",
     PLAN: "net.change_plan()",
+    SPARE: "keeping a copy of cut weights",
 }
 SUMS = 8
 NOTE = 4 + SUMS + 1

@@ -20,6 +20,7 @@ from terrazzo.records import Graph, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
 from terrazzo.runtime.arithmetic import full_float32
+from terrazzo.runtime.kept import Kept
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.part import Part
@@ -242,6 +243,11 @@ class Call:
             recorder.call, recorder.phase = self.number, "backward"
         self._open_backward(known)
         run, self.run_state = self.run_state, None
+        if self.epoch != self.links.epoch and self.net._weights.is_astray:
+            assert self.kept is not None
+            self.staged = self.kept.nothing(self)
+            self._commit(self.staged)
+            return self.staged
         if run is None or self.epoch != self.links.epoch:
             run = self._again()
         with torch.no_grad(), full_float32(self.torch_device), self._timed():
@@ -283,35 +289,6 @@ class Call:
                 'rate, clip gradients or look at the data; nan="allow" lets it pass.'
             )
         self.net.commits += 1
-
-
-class Kept:
-    """What a call needs to be made again: buffers as they were, weights as they still are."""
-
-    def __init__(self, call: Call) -> None:
-        graph = call.ready.graph
-        changing = set(graph.mutations)
-        self.buffers = {
-            name: tensor.detach().clone()
-            for name, tensor in call.state.items()
-            if graph.values[name].target in changing
-        }
-        with torch._C.DisableTorchFunctionSubclass():
-            self._versions = {
-                name: tensor._version
-                for name, tensor in call.state.items()
-                if graph.values[name].kind == "parameter"
-            }
-
-    def check(self, call: Call) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            for name, version in self._versions.items():
-                if call.state[name]._version != version:
-                    raise UsageError(
-                        f"the weight {call.ready.graph.values[name].target} was changed between "
-                        "net's forward and backward, and a device was lost: the forward pass "
-                        "cannot be made again. Call backward before optimizer.step()."
-                    )
 
 
 class Node(torch.autograd.Function):

@@ -8,7 +8,7 @@ means what it says. Anything else would need the elements that are elsewhere, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -21,6 +21,7 @@ from terrazzo.graph.rules.pointwise import BINARY, UNARY
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import NOTHING, WEIGHT, Note, compare
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.recovery import give_tensors, perform, take_tensors
 from terrazzo.schedule.homes import owners
 
 
@@ -32,15 +33,20 @@ class Home:
     shape: torch.Size
     boxes: tuple[Box, ...]
     links: Links
+    place: int = field(init=False)
+    """The number of this device when weights came to live there; it may be another by now."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", self.links.device)
 
     @property
     def box(self) -> Box:
-        return self.boxes[self.links.device]
+        return self.boxes[self.place]
 
     @property
     def counts(self) -> bool:
         """Of devices that hold the same part, the first speaks for all."""
-        return owners(self.boxes)[self.links.device] == self.box
+        return owners(self.boxes)[self.place] == self.box
 
     def part(self, whole: Tensor) -> Tensor:
         return whole[self.box.slices()].clone()
@@ -56,17 +62,25 @@ class Home:
         whole = torch.empty(self.shape, dtype=part.dtype, device=part.device)
         for device, box in enumerate(owners(self.boxes)):
             if not box.is_empty:
-                mine = device == self.links.device
+                mine = device == self.place
                 piece = part if mine else torch.empty(box.shape, dtype=part.dtype)
                 whole[box.slices()] = self.links.broadcast(piece.clone().contiguous(), device)
         return whole
 
     def everywhere(self, number: float, what: str) -> list[float]:
         """One number of every device, 0 from those that another speaks for."""
-        note = Note(
-            WEIGHT, 0, fingerprint(self.name, what), NOTHING, flag=number if self.counts else 0.0
+
+        def attempt() -> list[float]:
+            own = number if self.counts else 0.0
+            note = Note(WEIGHT, 0, fingerprint(self.name, what), NOTHING, flag=own)
+            return compare(self.links, note, explain=f"{what} of the cut weight {self.name}")
+
+        return perform(
+            self.links,
+            attempt,
+            take=lambda source: list(take_tensors(self.links, source)[1]),
+            give=lambda told: lambda source: give_tensors(self.links, [], source, told),
         )
-        return compare(self.links, note, explain=f"{what} of the cut weight {self.name}")
 
 
 def plain(tensor: Tensor) -> Tensor:

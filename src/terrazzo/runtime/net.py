@@ -13,7 +13,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,32 +34,15 @@ from terrazzo.runtime.cut import Home
 from terrazzo.runtime.inventory import Inventory
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
-from terrazzo.runtime.pace import Foreseen, Pace
+from terrazzo.runtime.pace import Pace
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.plans import Plans
+from terrazzo.runtime.recovery import together
 from terrazzo.runtime.shipping import export_together, ship
 from terrazzo.runtime.story import autocast, outline, story
 from terrazzo.runtime.turn import Turn, relaid
 from terrazzo.runtime.weights import Weights
 from terrazzo.schedule import Program, lower
-
-
-class Plans(Protocol):
-    """Where a net gets its plans."""
-
-    def __call__(self, graph: Graph) -> Plan: ...
-
-    def adopt(self, graph: Graph, plan: Plan) -> None:
-        """From now on this plan; for other graphs of the model one like it."""
-
-    def again(self, slowness: Sequence[float]) -> Plan | None:
-        """Another plan, for devices that compute so many times as long; None: this one stays."""
-
-    def follow(self, kept: Sequence[int | None]) -> None:
-        """Plans anew for other devices: the numbers before of those that are left."""
-
-    @property
-    def foreseen(self) -> Foreseen | None:
-        """What was predicted of the plan."""
 
 
 class Net(nn.Module):
@@ -81,6 +64,7 @@ class Net(nn.Module):
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
             _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(), _regrouped=False,
+            _planned_for=links.devices,
         )  # fmt: skip
         if links.recovery is not None:
             links.recovery.followers.add(self)
@@ -124,12 +108,24 @@ class Net(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Whole weights under the model's names; with cut weights, all devices must ask."""
         with self._careful():
-            whole = self._weights.gather()
+            whole = together(self._links, self._gathered) if self._weights.homes != {} else {}
         found = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for name, tensor in whole.items():
             found[prefix + name] = tensor
         return found
+
+    def _gathered(self) -> dict[str, Tensor]:
+        self.place()
+        found: dict[str, Tensor] = self._weights.gather()
+        return found
+
+    def place(self) -> None:
+        """Weights that lost parts come back, where a plan for the devices of now wants them."""
+        if self._weights.homes is None and self._example:
+            leaves, tree = self._example
+            args, kwargs = pytree.tree_unflatten(leaves, tree)
+            self.prepare(args, kwargs)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self._weights.parts(state_dict, prefix)
@@ -203,10 +199,12 @@ class Net(nn.Module):
 
     def follow(self, kept: Sequence[int | None]) -> None:
         """Other devices are here from now on: plans are made anew when they are next needed."""
-        self._weights.refuse_lost(kept)
+        self._weights.follow(kept)
         self._ready.clear()
-        self._plans.follow(kept)
-        self.__dict__.update(_pace=Pace(), _regrouped=True)
+        if list(kept) != list(range(self._planned_for)):
+            self._plans.follow(kept)
+            self.__dict__.update(_pace=Pace(), _planned_for=len(kept))
+        self.__dict__["_regrouped"] = True
 
     # ---- getting ready ------------------------------------------------------------------
 
@@ -357,7 +355,7 @@ class Net(nn.Module):
         if links.devices == 1:
             return
         due = self._align_every and self.training and self.calls % self._align_every == 0
-        if due or self._regrouped:
+        if (due or self._regrouped) and self._weights.homes is not None:
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
             self.__dict__["_regrouped"] = False
         trained = self._known.trained

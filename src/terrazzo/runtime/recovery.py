@@ -186,6 +186,23 @@ def perform(
     return found
 
 
+def together(links: Links, attempt: Callable[[], Result]) -> Result:
+    """An operation after which all have the result before anybody sees it.
+
+    Nobody has to be given it then: it ends with a round in which each tells that it has it.
+    """
+    if links.recovery is None or links.recovery.is_inside:
+        return attempt()
+    had: list[Result] = []
+
+    def whole() -> Result:
+        had[:] = [attempt()]
+        links.gather(torch.zeros(1), counted=False)
+        return had[0]
+
+    return perform(links, whole, take=lambda _: had[0], give=lambda _: None)
+
+
 # ---- results on their way -----------------------------------------------------------------------
 
 

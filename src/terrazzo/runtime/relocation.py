@@ -17,16 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from terrazzo.errors import UsageError
-from terrazzo.runtime.cut import Home, plain, settle, taken
+from terrazzo.runtime.belongings import GRADIENT, PART, Entry, entries, hand_over, held
+from terrazzo.runtime.cut import Home, plain
 from terrazzo.runtime.links import Links
 from terrazzo.schedule.relocation import everywhere, relocation
 from terrazzo.schedule.tiling import Boxes
-
-GRADIENT = "gradient"
-PART, SINGLE, VALUE = "part", "single", "value"
-
-Entry = tuple[str, str, Any]
-"""Part of a weight's shape, single number in a tensor, or plain value; its dtype; the number."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,10 @@ class Relocation:
         """What is kept for each weight, by those who hold a part of it; all refuse alike."""
         problem, own = "", {}
         try:
-            own = {mover.name: self._entries(mover) for mover in self.movers}
+            own = {
+                mover.name: entries(mover.name, mover.parameter, mover.shape, self.optimizers)
+                for mover in self.movers
+            }
         except UsageError as error:
             problem = str(error)
         texts = self.links.gather_text(json.dumps([problem, own])) if self.movers else []
@@ -93,36 +91,6 @@ class Relocation:
                     )
         return found
 
-    def _entries(self, mover: Mover) -> dict[str, Entry]:
-        """What this device keeps for a weight: its gradient, and the state of every optimiser."""
-        found: dict[str, Entry] = {}
-        gradient = taken(mover.parameter)
-        if gradient is not None:
-            found[GRADIENT] = (PART, _dtype(gradient), None)
-        for number, optimizer in enumerate(self.optimizers):
-            for key, value in optimizer.state.get(mover.parameter, {}).items():
-                found[f"{number} {key}"] = self._entry(mover, str(key), value)
-        return found
-
-    def _entry(self, mover: Mover, key: str, value: Any) -> Entry:
-        if isinstance(value, Tensor):
-            tensor = plain(value)
-            if tensor.shape == plain(mover.parameter).shape:
-                return (PART, _dtype(tensor), None)
-            if tensor.numel() == 1:
-                return (SINGLE, _dtype(tensor), [list(tensor.shape), tensor.item()])
-            seen = f"a tensor of shape {list(tensor.shape)}"
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            return (VALUE, "", value)
-        else:
-            seen = f"a {type(value).__name__}"
-        raise UsageError(
-            f"the optimiser keeps {seen} as {key!r} for {mover.name} (here "
-            f"{list(plain(mover.parameter).shape)} of {list(mover.shape)}): only what has the "
-            "shape of a weight, or is one number, can move with it. Use SGD, Adam or another "
-            "optimiser that works element by element, or keep the plan."
-        )
-
     # ---- moving --------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -138,44 +106,15 @@ class Relocation:
 
     def _move(self, mover: Mover, home: Home | None) -> None:
         table = self._kept[mover.name]
-        labels = [label for label, entry in table.items() if entry[0] == PART]
-        given = [self._held(mover, label, table[label][1]) for label in labels]
+        labels = {label: entry[1] for label, entry in table.items() if entry[0] == PART}
+        given = [
+            held(mover.parameter, label, dtype, self.optimizers) for label, dtype in labels.items()
+        ]
         part, *parts = self._moved(mover, [plain(mover.parameter), *given])
-        arrived = dict(zip(labels, parts, strict=True))
-        settle(mover.parameter, part, home, grad=arrived.pop(GRADIENT, None))
-        for number, optimizer in enumerate(self.optimizers):
-            start = f"{number} "
-            mine = {label: entry for label, entry in table.items() if label.startswith(start)}
-            if not mine:
-                optimizer.state.pop(mover.parameter, None)
-                continue
-            state = optimizer.state[mover.parameter]
-            for label, (kind, dtype, value) in mine.items():
-                key = label.removeprefix(start)
-                if kind == PART:
-                    tensor = arrived[label]
-                    state[key] = tensor if home is None else home.marked(tensor)
-                elif key not in state and kind == SINGLE:
-                    shape, number_ = value
-                    state[key] = torch.full(shape, number_, dtype=getattr(torch, dtype))
-                else:
-                    state.setdefault(key, value)
-
-    def _held(self, mover: Mover, label: str, dtype: str) -> Tensor:
-        """What this device holds of something that belongs to a weight; nothing, where it had none.
-
-        Only a device without a part of the weight can lack it.
-        """
-        if label == GRADIENT:
-            found = taken(mover.parameter)
-        else:
-            number, _, key = label.partition(" ")
-            value = self.optimizers[int(number)].state.get(mover.parameter, {}).get(key)
-            found = plain(value) if isinstance(value, Tensor) else None
-        weight = plain(mover.parameter)
-        if found is None:
-            return torch.empty(weight.shape, dtype=getattr(torch, dtype), device=weight.device)
-        return found
+        hand_over(
+            mover.parameter, home, part=part, table=table,
+            arrived=dict(zip(labels, parts, strict=True)), optimizers=self.optimizers,
+        )  # fmt: skip
 
     def _moved(self, mover: Mover, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same boxes of all these tensors, in one exchange, as bytes."""
@@ -213,10 +152,6 @@ class Relocation:
 def _bytes(tensor: Tensor) -> Tensor:
     """The same memory as bytes: every dtype can travel."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _kinds(table: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, str]]:

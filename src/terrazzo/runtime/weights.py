@@ -15,6 +15,7 @@ from terrazzo.runtime.agreement import NOTHING, STATE, Note, compare
 from terrazzo.runtime.cut import Home, cut, plain
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.relocation import Relocation
+from terrazzo.runtime.spares import Spares
 from terrazzo.schedule import Program
 from terrazzo.schedule.tiling import Boxes
 
@@ -25,7 +26,10 @@ class Weights:
     def __init__(self, model: nn.Module, links: Links) -> None:
         self.model, self.links = model, links
         self.homes: dict[str, Home] | None = None
-        """By the parameter's name in the model; None until the first plan is known."""
+        """By the parameter's name in the model; None until a plan for these devices is known."""
+        self.spares: Spares | None = None
+        self._before: dict[str, Home] = {}
+        """Where they lived, as long as there is no such plan."""
 
     @property
     def kept(self) -> Mapping[str, Boxes] | None:
@@ -44,8 +48,16 @@ class Weights:
         alone = {aliases[0] for aliases in names.values() if len(aliases) == 1}
         return {name: boxes for name, boxes in found.items() if name in alone}
 
+    @property
+    def is_astray(self) -> bool:
+        """Whether parts were lost, and the run has not yet gone back to its copies of them."""
+        return self.spares is not None and self.spares.is_astray
+
     def cut(self, boxes: Mapping[str, Boxes]) -> None:
         """Leaves on this device the boxes that it uses, once and for all graphs."""
+        if self.spares is not None and self.spares.is_astray:
+            self.homes = self.spares.restore(boxes)
+            return
         self.homes = {}
         for name, where in boxes.items():
             parameter = self.model.get_parameter(name)
@@ -58,21 +70,30 @@ class Weights:
         homes = self.homes or {}
         return Relocation(self.model, self.links, homes=homes, wanted=boxes, optimizers=optimizers)
 
-    def refuse_lost(self, kept: Sequence[int | None]) -> None:
-        """A part of a weight that only one device held is lost with it."""
-        for home in (self.homes or {}).values():
-            if list(kept) != list(range(len(home.boxes))):
-                raise PeerLost(
-                    f"the weight {home.name} is cut over the devices and these have changed, so a "
-                    "part of it is gone: start again from the last checkpoint, or keep weights "
-                    "whole (a layout of tiles or samples) to go on after a loss"
-                )
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Other devices are here: parts of weights must come from copies, where there are any."""
+        if self.spares is not None:
+            self.spares.follow()
+        if not self.homes or list(kept) == list(range(len(next(iter(self.homes.values())).boxes))):
+            return
+        name = next(iter(self.homes))
+        try:
+            if self.spares is None:
+                raise PeerLost("nobody keeps a copy: tz.Run(net, optimizer, loader=...) would")
+            self.spares.lose()
+        except PeerLost as error:
+            raise PeerLost(
+                f"the weight {name} is cut over the devices and these have changed, so a part of "
+                f"it is gone, and {error}. Start again from the last checkpoint, or keep weights "
+                "whole (a layout of tiles or samples)."
+            ) from error
+        self._before, self.homes = self.homes, None
 
     @contextlib.contextmanager
     def shown_whole(self) -> Iterator[None]:
         """Inside, cut parameters look whole; their contents mean nothing."""
         hidden: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-        for name, home in (self.homes or {}).items():
+        for name, home in (self._before if self.homes is None else self.homes).items():
             path, _, last = name.rpartition(".")
             owner = self.model.get_submodule(path)._parameters
             real = owner[last]

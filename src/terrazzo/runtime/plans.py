@@ -1,0 +1,28 @@
+"""Where a net gets its plans: the runtime knows no planner, it is handed one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from terrazzo.records import Graph, Plan
+from terrazzo.runtime.pace import Foreseen
+
+
+class Plans(Protocol):
+    """Where a net gets its plans."""
+
+    def __call__(self, graph: Graph) -> Plan: ...
+
+    def adopt(self, graph: Graph, plan: Plan) -> None:
+        """From now on this plan; for other graphs of the model one like it."""
+
+    def again(self, slowness: Sequence[float]) -> Plan | None:
+        """Another plan, for devices that compute so many times as long; None: this one stays."""
+
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Plans anew for other devices: the numbers before of those that are left."""
+
+    @property
+    def foreseen(self) -> Foreseen | None:
+        """What was predicted of the plan."""
