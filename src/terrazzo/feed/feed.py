@@ -19,6 +19,7 @@ from torch import Tensor
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as
+from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
 from terrazzo.feed.sharing import Offer
 from terrazzo.feed.source import Source
@@ -53,12 +54,12 @@ def feed(
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from source_of(loader, net, **options)
+        yield from counted(net.links, source_of(loader, net, **options))
         return
     source = None if loader is None else source_of(loader, net, **options)
     way = Feed(source, net, inputs=inputs, reader=reader)
     way.offers(options.get("cache"))
-    yield from way
+    yield from counted(net.links, way)
 
 
 class Alone:

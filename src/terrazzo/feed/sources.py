@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from terrazzo.errors import UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.process import CAN_FORK
+from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.sharing import Offer, Offers, tell
 from terrazzo.feed.source import Options, Source
@@ -88,8 +90,9 @@ def source_of(
     def recorder() -> Recorder | None:
         return net.links.recorder
 
+    trial: Rehearsal | None = net.links.rehearsal
     if not isinstance(loader, (DataLoader, Dataset)):
-        return Plain(loader, recorder)
+        return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
     reads: DataLoader[Any]
     if isinstance(loader, DataLoader):
@@ -108,7 +111,13 @@ def source_of(
         skip=bad == "skip",
         seed=own,
     )
-    offers = Offers(net.links) if cache and net.links.devices > 1 else None
+    if trial is not None:
+        arranged = trial.loader(reads)
+        if not isinstance(arranged, DataLoader):
+            return Plain(arranged, recorder)
+        if arranged is not reads:
+            reads, options = arranged, replace(options, workers=0, cache_bytes=0)
+    offers = Offers(net.links) if options.cache_bytes and net.links.devices > 1 else None
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
     known[id(loader)] = (weakref.ref(loader), source)
     return source
