@@ -16,6 +16,7 @@ import terrazzo
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
+from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
@@ -23,6 +24,7 @@ from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
+from terrazzo.records.trial import Trial
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
@@ -47,6 +49,8 @@ MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 the variable that is 1 for such a one."""
 EVERY_CALL = "TERRAZZO_EVERY_CALL"
 """The variable that says until which call all spans are written."""
+TRIAL = "TERRAZZO_TRIAL"
+"""The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
@@ -74,7 +78,9 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
                 tell_where(links, Path(members))
     if os.environ.get(RESUME):
         links.resume_from = Path(os.environ[RESUME])
-    folder = os.environ.get(RUN_FOLDER)
+    folder, trial = os.environ.get(RUN_FOLDER), os.environ.get(TRIAL)
+    if folder and trial and links.rehearsal is None:
+        links.rehearsal = Rehearsal(Trial.from_text(trial), Path(folder))
     if folder and links.recorder is None:
         energy = open_log(os.environ, links.device)
         every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
