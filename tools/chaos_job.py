@@ -127,10 +127,6 @@ def forked(environment: dict[str, str], out: Path, told: str, layout: str) -> No
     log = os.open(out / f"{environment['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    from terrazzo.members import health
-
-    # A round has no time to lose.
-    health.LEAST_STUCK_S, health.KNOWN_AFTER, health.MOST_SILENT_S = 8.0, 5, 8.0
     live(out, told, layout)
 
 

@@ -37,10 +37,12 @@ def feed(
     net: Net,
     *,
     inputs: int = 1,
-    reader: int = 0,
+    reader: int | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
+
+    Left open, the one that ``tz.init`` named reads, which is device 0 by default.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
@@ -55,7 +57,8 @@ def feed(
         yield from source_of(loader, net, **options)
         return
     source = None if loader is None else source_of(loader, net, **options)
-    yield from Feed(source, net, inputs=inputs, reader=reader)
+    reads = net.links.reader if reader is None else reader
+    yield from Feed(source, net, inputs=inputs, reader=reads)
 
 
 class Alone:

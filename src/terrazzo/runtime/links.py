@@ -58,6 +58,8 @@ class Links(Letters):
         """What makes operations anew when members are lost (a Recovery)."""
         self.later: Any = None
         """Where the others are whom this device joins at its first epoch (a Later)."""
+        self.reader = 0
+        """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.resume_from: Path | None = None
         """Where the checkpoints of an earlier run are, a folder for each device."""
         self.epoch = 0
