@@ -16,6 +16,7 @@ import terrazzo
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
+from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
@@ -23,6 +24,7 @@ from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
+from terrazzo.records.trial import Trial
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
@@ -45,6 +47,8 @@ RECOVER = "TERRAZZO_RECOVER"
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
+TRIAL = "TERRAZZO_TRIAL"
+"""The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50
 
 Value = TypeVar("Value", int, float, bool)
@@ -79,7 +83,9 @@ def init(
     links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):
         links.resume_from = Path(os.environ[RESUME])
-    folder = os.environ.get(RUN_FOLDER)
+    folder, trial = os.environ.get(RUN_FOLDER), os.environ.get(TRIAL)
+    if folder and trial and links.rehearsal is None:
+        links.rehearsal = Rehearsal(Trial.from_text(trial), Path(folder))
     if folder and links.recorder is None:
         energy = open_log(os.environ, links.device)
         links.recorder = Recorder(Path(folder), links.device).with_energy(energy)

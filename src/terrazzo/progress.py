@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from terrazzo.errors import PeerLost, RunError, UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.feed import Alone, Feed
+from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.sources import source_of
 from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Shelf
@@ -146,7 +147,7 @@ class Run:
             self._begun = None
         self._feed = feed
         self._feeds += 1
-        for batch in feed:
+        for batch in counted(links, feed):
             if self.spares is not None:
                 self.spares.is_touched = True
             self._border = (self.net.calls, self.net.commits)

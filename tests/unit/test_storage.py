@@ -37,7 +37,7 @@ def test_a_folder_is_measured_within_its_bounds(folder: Path) -> None:
     assert 0 < found.read_bytes < (4 << 20) + 4 * (4 << 20)
     assert found.sequential_bytes_per_s > 0
     assert {(row.size_bytes, row.readers) for row in found.random} == {
-        (size * KIB, readers) for size in (4, 64, 512) for readers in (1, 4)
+        (size * KIB, readers) for size in (4, 64, 512) for readers in (1, 4, 8)
     }
     assert all(row.count >= row.readers and row.each_s > 0 for row in found.random)
     assert found.files is not None
@@ -75,7 +75,6 @@ def test_reads_between_and_beyond_measured_sizes() -> None:
     assert card.read_s(34 * KIB) == pytest.approx(2.5e-3)
     assert card.read_s(124 * KIB) == pytest.approx(7e-3)
     assert card.read_s(64 * KIB, readers=4) == pytest.approx(16e-3)
-    assert card.read_s(64 * KIB, readers=8) == pytest.approx(32e-3), "the medium is shared"
 
 
 def test_the_medium_is_named() -> None:

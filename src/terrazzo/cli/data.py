@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from terrazzo.cli.stalls import add_stalls
 from terrazzo.cli.verb import add_verb
 from terrazzo.errors import UsageError
 from terrazzo.feed.packing import SHARD_BYTES, Packed, pack
@@ -29,6 +30,8 @@ examples:
       how fast the medium under this folder is read, in one piece and here and there
   terrazzo data pack data/train shards/train --shard-size 128MiB
       small files as a few large ones, which slow media read many times as fast
+  terrazzo data stalls train.py
+      of each step of your script, what is computing and what is waiting for input
 """
 STORAGE_EXAMPLES = """\
 examples:
@@ -53,7 +56,7 @@ same command goes on where it was.
 
 
 def add_to(commands: Commands) -> None:
-    parser = add_verb(commands, "data", "storage and input: measure, pack", EXAMPLES)
+    parser = add_verb(commands, "data", "storage and input: measure, pack, find stalls", EXAMPLES)
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     measured = add_verb(below, "storage", "measure how fast a medium is read", STORAGE_EXAMPLES)
     measured.add_argument("path", type=Path, metavar="DIR", help="a folder or file on the medium")
@@ -80,6 +83,7 @@ def add_to(commands: Commands) -> None:
         "--by-name", action="store_true", help="files of one name in several folders are one sample"
     )
     packed.set_defaults(command=pack_folder)
+    add_stalls(below)
 
 
 @contextmanager

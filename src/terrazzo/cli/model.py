@@ -87,6 +87,19 @@ class ModelReference:
             )
         return model
 
+    def value(self) -> Any:
+        """What the name stands for; a function without arguments is called."""
+        found = self._find(self._import())
+        if not callable(found) or hasattr(found, "__getitem__"):
+            return found
+        try:
+            return found()
+        except Exception as error:
+            raise ModelError(
+                f"{self}: calling {self.name}() raised {_one_line(error)}; it must work without "
+                "arguments"
+            ) from error
+
     def _import(self) -> ModuleType:
         try:
             return _import_file(Path(self.source)) if self.is_file else self._import_module()

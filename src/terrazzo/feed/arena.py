@@ -89,8 +89,8 @@ class Arena:
         with self._locked() as (limit, used):
             new = min(max(page + keep_bytes // page * page, page), limit)
             self._write(new, min(used, new))
-        # Also what a slow writer put beyond an older limit.
-        self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
+        if new < self.room_bytes:  # also what a slow writer put beyond an older limit
+            self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
         return new
 
     def allow(self, limit_bytes: int) -> None:

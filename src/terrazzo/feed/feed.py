@@ -19,6 +19,7 @@ from torch import Tensor
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as
+from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain, source_of
@@ -54,11 +55,11 @@ def feed(
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from source_of(loader, net, **options)
+        yield from counted(net.links, source_of(loader, net, **options))
         return
     source = None if loader is None else source_of(loader, net, **options)
     reads = net.links.reader if reader is None else reader
-    yield from Feed(source, net, inputs=inputs, reader=reads)
+    yield from counted(net.links, Feed(source, net, inputs=inputs, reader=reads))
 
 
 class Alone:

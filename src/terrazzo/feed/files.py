@@ -11,12 +11,20 @@ import builtins
 import io
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from terrazzo.errors import DataError
 
 MOST_BYTES = 64 << 20
 """A larger file is an archive that samples are read from, and is left alone."""
+
+
+Stamp = tuple[str, int]
+"""A file, and when it was changed last, in nanoseconds."""
+Opened = tuple[str, int, bytes]
 
 
 class Copy(io.BytesIO):
@@ -46,7 +54,7 @@ class Files:
     """The files of the sample that is being made."""
 
     def __init__(self) -> None:
-        self.opened: list[tuple[str, bytes]] = []
+        self.opened: list[Opened] = []
         """What was read from storage, in order."""
         self.last = ""
         self.read_s = self.cpu_s = 0.0
@@ -55,7 +63,7 @@ class Files:
         """Whether the sample read from something that is not among these files."""
         self.fetched: Any = None
         """What the data set itself has fetched, if that is a step of its own."""
-        self._held: dict[str, bytes] = {}
+        self._held: dict[str, Opened] = {}
         self._is_timed = False
 
     @property
@@ -80,30 +88,54 @@ class Files:
             self.cpu_s += time.thread_time() - cpu
             self._is_timed = False
 
-    def begin(self, held: list[tuple[str, bytes]] | None = None) -> None:
+    @property
+    def stamps(self) -> list[Stamp]:
+        """The files that a sample was made of, as they were."""
+        return [(path, changed_ns) for path, changed_ns, _ in self.opened]
+
+    def begin(self, held: list[Opened] | None = None) -> None:
         self.opened, self.last, self.is_partly_seen = [], "", False
         self.fetched = None
-        self._held = dict(held or ())
+        self._held = {one[0]: one for one in held or ()}
 
-    def open(self, file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+    def open(
+        self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **options: Any
+    ) -> Any:
         """Stands where ``open`` was."""
         path = _path(file)
-        if path is None or mode != "rb" or rest or set(options) - {"buffering"}:
-            return _open(file, mode, *rest, **options)
+        asked = [*rest, *options.values()]
+        if path is None or mode != "rb" or any(one not in (None, True) for one in asked):
+            return _open(file, mode, buffering, *rest, **options)
         self.last = path
         held = self._held.get(path)
         if held is not None:
-            return Copy(held, path)
+            check([held[:2]])
+            return Copy(held[2], path)
         with self.timed():
             found = _open(path, "rb")
-            if os.fstat(found.fileno()).st_size > MOST_BYTES:
+            facts = os.fstat(found.fileno())
+            if facts.st_size > MOST_BYTES:
                 self.is_partly_seen = True
                 return found
             with found:
                 data = found.read()
         self.read_bytes += len(data)
-        self.opened.append((path, data))
+        self.opened.append((path, facts.st_mtime_ns, data))
         return Copy(data, path)
+
+
+def check(stamps: Sequence[Stamp]) -> None:
+    """Refuses what is held of a file that has changed since; one that is gone is still held."""
+    for path, changed_ns in stamps:
+        try:
+            now = Path(path).stat().st_mtime_ns
+        except OSError:
+            continue
+        if now != changed_ns:
+            raise DataError(
+                f"{path} has changed since it was read first: the data set is another one now. "
+                "Train on a copy that stays as it is, or hold nothing in memory: cache=0"
+            )
 
 
 def _path(file: Any) -> str | None:

@@ -19,7 +19,7 @@ from torch.utils.data._utils import worker as torch_worker
 from terrazzo.errors import DataError
 from terrazzo.feed import draws
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.files import Files
+from terrazzo.feed.files import Files, check
 from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
 from terrazzo.feed.stages import Took
 from terrazzo.records.stage import COLLATE, FETCH, PREPARE
@@ -177,7 +177,9 @@ class Maker:
         held = self._held(task.held.get(index))
         if held is not None and task.held[index].form == DECODED:
             self._from_memory += 1
-            return thaw(held)
+            stamps, sample = thaw(held)
+            check(stamps)
+            return sample
         known = None
         if self.files is not None:
             known = held if held is not None else self._from_peer(index)
@@ -237,7 +239,7 @@ class Maker:
             made.sizes.append((ENCODED, len(data), saves[0]))
         if form != ENCODED and not drew:
             try:
-                data = freeze(sample)
+                data = freeze((files.stamps if files is not None else [], sample))
             except Exception:  # what cannot be pickled cannot be held, and need not be
                 return
             made.sizes.append((DECODED, len(data), saves[1]))

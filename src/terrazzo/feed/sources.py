@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from terrazzo.errors import UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stages import Clock, Took
@@ -86,8 +88,9 @@ def source_of(
     def recorder() -> Recorder | None:
         return net.links.recorder
 
+    trial: Rehearsal | None = net.links.rehearsal
     if not isinstance(loader, (DataLoader, Dataset)):
-        return Plain(loader, recorder)
+        return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
     reads: DataLoader[Any]
     if isinstance(loader, DataLoader):
@@ -106,6 +109,12 @@ def source_of(
         skip=bad == "skip",
         seed=own,
     )
+    if trial is not None:
+        arranged = trial.loader(reads)
+        if not isinstance(arranged, DataLoader):
+            return Plain(arranged, recorder)
+        if arranged is not reads:
+            reads, options = arranged, replace(options, workers=0, cache_bytes=0)
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training)
     known[id(loader)] = (weakref.ref(loader), source)
     return source

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean, median
 
 ENOUGH = 0.02
 """A smaller share of a step spent waiting is left alone."""
 GAIN = 0.015
 """A trial must shorten steps by this share, and by more than they vary."""
-WINDOW, AT_MOST = 16, 48
-"""Steps that a judgement needs; if it is not clear then, more are looked at, up to so many."""
+BLOCKS, AT_MOST = 4, 12
+"""Blocks of steps that a judgement needs; if it is not clear then, more are looked at, up to so
+many. Batches of several workers come in bursts, so a block has a step for each of them; and of
+blocks the median counts, for something else may have been going on in one."""
+LEAST_BLOCK = 4
 SETTLING = 3
 """Steps after a change that are not counted."""
-PATIENCE = 8
+PATIENCE = 4
 """Windows until something that did not pay is tried again, at first."""
 
 
@@ -86,19 +89,25 @@ class Tuner:
             return None
         self._rows.append((wait_s + train_s, wait_s, make_s))
         count = len(self._rows)
-        if count < WINDOW or count % WINDOW:
+        if count % (BLOCKS * self._block):
             return None
         mean = self._mean()
         self.first = self.first or mean
         self.latest = mean
         return self._judge(mean) if self._best else self._look(mean)
 
+    @property
+    def _block(self) -> int:
+        return max(LEAST_BLOCK, self.settings.workers)
+
     def _mean(self) -> Mean:
-        """The longest of sixteen steps is left out: something else was going on."""
-        rows = sorted(self._rows)[: len(self._rows) - len(self._rows) // WINDOW]
-        steps = [step for step, _, _ in rows]
-        error = stdev(steps) / sqrt(len(steps))
-        return Mean(fmean(steps), fmean(wait for _, wait, _ in rows), error)
+        size = self._block
+        blocks = [self._rows[at : at + size] for at in range(0, len(self._rows), size)]
+        steps = [fmean(step for step, _, _ in block) for block in blocks]
+        middle = median(steps)
+        spread = 1.5 * median(abs(step - middle) for step in steps)  # as a standard deviation
+        waits = median(fmean(wait for _, wait, _ in block) for block in blocks)
+        return Mean(middle, waits, spread / sqrt(len(steps)))
 
     def _judge(self, mean: Mean) -> Change | None:
         """A trial has been looked at for some steps."""
@@ -106,11 +115,12 @@ class Tuner:
         settings, before = self._best
         gained = before.step_s - mean.step_s
         doubt = sqrt(before.error_s**2 + mean.error_s**2)
-        if gained > max(GAIN * before.step_s, doubt):
+        is_last = len(self._rows) >= AT_MOST * self._block
+        if gained > max(GAIN * before.step_s, 0.0 if is_last else doubt):
             self._failed.clear()
             self._best = None
             return self._look(mean) or Change(self.settings, mean, "less does not do")
-        if abs(gained) < 2 * doubt and len(self._rows) < AT_MOST:
+        if abs(gained) < 2 * doubt and not is_last:
             return None
         _, last = self._failed.get(self.settings, (0, PATIENCE // 2))
         self._failed[self.settings] = (2 * last, 2 * last)

@@ -28,7 +28,7 @@ Tell = Callable[[str, float], None]
 BLOCK_BYTES = 4 << 20
 ALIGNED = 4096
 SIZES = (4 << 10, 64 << 10, 512 << 10)
-READERS = (1, 4)
+READERS = (1, 4, 8)
 LEAST_BYTES = 8 << 20
 """Fewer bytes of files are no ground to measure on: a scratch file is written instead."""
 SCRATCH_BYTES = 64 << 20

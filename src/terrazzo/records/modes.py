@@ -41,7 +41,7 @@ class Mode:
         return cls(tuple((name, float(value)) for name, value in values.items()))
 
     def __getitem__(self, knob: str) -> float:
-        return dict(self.values)[knob]
+        return next(value for name, value in self.values if name == knob)
 
     @property
     def knobs(self) -> tuple[str, ...]:

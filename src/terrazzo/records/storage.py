@@ -55,15 +55,12 @@ class Storage:
     """When, in seconds since the epoch."""
 
     def read_s(self, size_bytes: float, *, readers: int = 1) -> float:
-        """Seconds of one read at a random place, while so many are under way.
+        """Seconds of one read at a random place, with ``readers`` (a count that was tried) at it.
 
-        Measured sizes are joined by straight lines; a count of readers that was not tried has the
-        cost of the nearest one below it, in proportion to what a reader then gets.
+        Measured sizes are joined by straight lines.
         """
-        counts = sorted({row.readers for row in self.random})
-        tried = max((count for count in counts if count <= readers), default=counts[0])
-        rows = sorted((row.size_bytes, row.each_s) for row in self.random if row.readers == tried)
-        return _along(rows, size_bytes) * max(readers / tried, 1.0)
+        rows = sorted((row.size_bytes, row.each_s) for row in self.random if row.readers == readers)
+        return _along(rows, size_bytes)
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))

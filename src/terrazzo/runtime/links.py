@@ -60,6 +60,8 @@ class Links(Letters):
         """Where the others are whom this device joins at its first epoch (a Later)."""
         self.reader = 0
         """Who reads the data where nothing else is said; it breaks ties among the members."""
+        self.rehearsal: Any = None
+        """How the script is to be fed for a trial, and when it ends (a Rehearsal)."""
         self.resume_from: Path | None = None
         """Where the checkpoints of an earlier run are, a folder for each device."""
         self.epoch = 0

@@ -1,0 +1,73 @@
+"""What each device runs for ``terrazzo data stalls --model --data``: a plain training loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+import terrazzo as tz
+from terrazzo.cli.model import ModelReference
+from terrazzo.errors import TerrazzoError, UsageError
+
+EPOCHS = 1000
+"""A trial ends by itself, long before."""
+
+
+def main() -> int:
+    model_text, data_text, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    try:
+        _train(model_text, data_text, batch)
+    except TerrazzoError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _train(model_text: str, data_text: str, batch: int) -> None:
+    device = tz.init()
+    model = ModelReference.parse(model_text).build().train()
+    data = ModelReference.parse(data_text).value()
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UsageError(f"{data_text} is a {type(data).__name__}, not a map-style data set")
+    if len(data) < batch:
+        raise UsageError(f"data set {data_text} has {len(data)} samples, --batch is {batch}")
+    loader = DataLoader(data, batch_size=batch, shuffle=True, drop_last=True)
+    x = _picture(next(iter(loader)))
+    net = tz.parallelize(model, (_scaled(x),))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    for _ in range(EPOCHS):
+        for fed in tz.feed(loader if device == 0 else None, net):
+            output = net(_scaled(_first(fed)))
+            loss = sum(leaf.float().square().mean() for leaf in pytree.tree_leaves(output))
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _first(batch: Any) -> Any:
+    return pytree.tree_leaves(batch)[0]
+
+
+def _picture(batch: Any) -> torch.Tensor:
+    first = _first(batch)
+    if not isinstance(first, torch.Tensor) or first.ndim < 2:
+        raise UsageError(
+            f"the data set gives {type(first).__name__} first: --data wants pictures as tensors, "
+            "and targets after them"
+        )
+    return first
+
+
+def _scaled(x: Any) -> Any:
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A rehearsal: a script's own training loop, fed under the condition of a trial for some steps."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, IterableDataset
+
+from terrazzo.feed.cores import allowed_cores
+from terrazzo.feed.watch import Watch
+from terrazzo.records import document
+from terrazzo.records.trial import COLD, FILE, SYNTHETIC, USUAL, WARM, Trial, TrialFacts
+from terrazzo.runtime.links import Links
+
+SKIPPED = 1
+"""Steps whose processor time is not counted: the first one warms up."""
+
+
+class TrialOver(SystemExit):
+    """The steps of a trial are done: the script ends here, and nothing is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Rehearsal:
+    """Counts steps over all epochs of a script, and ends it when there are enough."""
+
+    def __init__(self, trial: Trial, folder: Path) -> None:
+        self.trial, self.folder = trial, folder
+        self.watch = Watch(evicts=trial.mode in (COLD, USUAL))
+        self.done = 0
+        self._cpu_s = 0.0
+        self._facts: dict[str, int] = {"samples": 0, "batch": 0, "batch_bytes": 0}
+
+    def loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """What a script's loader becomes for this trial."""
+        self._look_at(loader)
+        self.watch.begin()
+        if self.trial.mode == USUAL and isinstance(loader, DataLoader):
+            return loader
+        again = repeated(loader, self.trial.steps + 1)
+        if self.trial.mode == SYNTHETIC:
+            batch = next(iter(again))
+            self._measure(batch)
+            return Same(batch, self.trial.steps + 1)
+        if self.trial.mode == WARM:
+            for _ in again:
+                pass
+        return again
+
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Hands batches on until there were enough of them; then the script ends."""
+        for batch in batches:
+            if self.done == SKIPPED:
+                self._cpu_s = -time.process_time()
+            self.done += 1
+            yield batch
+            if self.done > self.trial.steps:
+                self._cpu_s += time.process_time()
+                self._tell()
+                raise TrialOver
+
+    def _look_at(self, loader: Iterable[Any]) -> None:
+        if isinstance(loader, DataLoader):
+            with suppress(TypeError, NotImplementedError):
+                self._facts["samples"] = len(loader.dataset)  # type: ignore[arg-type]
+
+    def _measure(self, batch: Any) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if tensors:
+            self._facts["batch"] = int(tensors[0].shape[0]) if tensors[0].ndim else 1
+            self._facts["batch_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+
+    def _tell(self) -> None:
+        if not self.watch.has_begun:  # another device reads
+            return
+        facts = TrialFacts(
+            mode=self.trial.mode,
+            steps=self.trial.steps,
+            cpu_s=self._cpu_s / max(self.trial.steps, 1),
+            cores=allowed_cores(),
+            free_bytes=_free_bytes(),
+            folder=self.watch.folder,
+            **self._facts,
+        )
+        document.write(self.folder / FILE, facts.to_json())
+
+
+def counted(links: Links, batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches as they come, or as many of them as a trial wants."""
+    rehearsal: Rehearsal | None = links.rehearsal
+    return iter(batches) if rehearsal is None else rehearsal.counted(batches)
+
+
+class Same:
+    """One batch, again and again."""
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self.batch, self.count = batch, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.batch, self.count)
+
+
+def repeated(loader: Iterable[Any], count: int) -> Iterable[Any]:
+    """The first ``count`` batches of a loader, the same ones each time, without workers."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return First(loader, count)
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    indices = list(itertools.islice(_round(sampler), count))
+    options: dict[str, Any] = {"collate_fn": loader.collate_fn, "generator": loader.generator}
+    if loader.batch_sampler is None:
+        return DataLoader(loader.dataset, batch_size=None, sampler=indices, **options)
+    return DataLoader(loader.dataset, batch_sampler=indices, **options)
+
+
+def _round(source: Iterable[Any]) -> Iterator[Any]:
+    """From the beginning again at the end; an empty source ends at once."""
+    while True:
+        empty = True
+        for item in source:
+            empty = False
+            yield item
+        if empty:
+            return
+
+
+class First:
+    """The first items of anything that can be gone through again."""
+
+    def __init__(self, source: Iterable[Any], count: int) -> None:
+        self.source, self.count = source, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(_round(self.source), self.count)
+
+
+def _free_bytes() -> int:
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,155 @@
+"""``terrazzo data stalls`` as a user runs it: trials of a real script, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terrazzo.cli.main import main
+from terrazzo.measure.medium import medium_of
+
+pytestmark = pytest.mark.timeout(240)
+
+SLEEP_S = 0.05
+BATCH = 4
+SCRIPT = f"""
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+import terrazzo as tz
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep({SLEEP_S})
+        return torch.full((1, 8, 8), index % 256, dtype=torch.uint8), index
+
+tz.init()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+net = tz.parallelize(model, (torch.zeros({BATCH}, 1, 8, 8),))
+loader = DataLoader(Slow(), batch_size={BATCH}, shuffle=True)
+for epoch in range(9):
+    for x, y in tz.feed(loader, net, workers=0):
+        net(x.float()).sum().backward()
+        print("batch", y.tolist(), flush=True)
+"""
+EVICTION = """
+import ctypes, mmap, os, sys
+from pathlib import Path
+from terrazzo.feed.watch import Watch
+
+path = Path(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+
+def resident(number):
+    size = os.fstat(number).st_size
+    with mmap.mmap(number, size, flags=mmap.MAP_PRIVATE) as view:
+        place = ctypes.c_char.from_buffer(view)
+        flags = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+        address = ctypes.c_void_p(ctypes.addressof(place))
+        assert libc.mincore(address, ctypes.c_size_t(size), flags) == 0
+        del place
+    return sum(flag & 1 for flag in flags) / len(flags)
+
+path.read_bytes()
+with path.open("r+b") as file:
+    before = resident(file.fileno())
+watch = Watch(evicts=sys.argv[2] == "cold")
+watch.begin()
+path.open("rb").close()
+with path.open("r+b") as file:
+    print(before > 0.9, resident(file.fileno()) < 0.5, watch.folder == str(path.parent))
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_data_set_is_found_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    arguments = ["data", "stalls", "--steps", "3", "--save", "found.json", "train.py"]
+    assert main(arguments) == 0
+    out = capfd.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    injected_s = BATCH * SLEEP_S
+    pipeline, usual = found["pipeline"], found["usual"]
+    assert pipeline["fetch_s"] >= injected_s, "a sleep is waiting for something, never work"
+    assert usual["wait_fetch_s"] >= 0.9 * injected_s
+    assert found["cold_s"] >= injected_s
+    assert found["facts"]["samples"] == 400
+    assert found["facts"]["decoded_bytes"] == 64 + 8
+    parts = ("compute_s", "wait_fetch_s", "wait_prepare_s", "copy_s", "deliver_s")
+    assert sum(usual[part] for part in parts) == pytest.approx(usual["step_s"])
+    assert "waiting for fetch" in out
+    assert "Limit: " in out
+    assert "4 workers" in out
+    (page,) = tmp_path.glob("runs/*-stalls-train/stalls.html")
+    assert "<rect" in page.read_text()
+    batches = [line for line in out.splitlines() if "| batch" in line]
+    synthetic, warm, cold = batches[:4], batches[4:8], batches[8:12]
+    assert len(set(synthetic)) == 1, "the same batch again and again"
+    assert warm == cold
+    assert synthetic[0] == warm[0]
+    assert len(set(cold)) == 4
+    assert len(batches) == 3 * 4 + 10, "every trial ends after its steps, and one"
+
+
+def test_a_script_that_is_not_fed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('no net here')")
+    assert main(["data", "stalls", "train.py"]) == 2
+    assert "was not fed by tz.feed" in capfd.readouterr().err
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    assert main(["data", "stalls", "train.py"]) == 2
+    assert "the synthetic trial failed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to look at"),
+        (["none.py"], "no script none.py"),
+        (["--steps", "1", "train.py"], "--steps 1: give 3 to 95"),
+        (["--model", "a.py:b", "train.py"], "a script brings its own"),
+        (["--model", "a.py:b", "--data", "a.py:c"], "there is no file a.py"),
+    ],
+)
+def test_what_cannot_be_looked_at(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["data", "stalls", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["cold", "warm"])
+def test_files_are_dropped_when_they_are_opened(mode: str, tmp_path: Path) -> None:
+    if medium_of(tmp_path).is_memory:
+        pytest.skip("cold files were NOT tested: temporary files lie in memory")
+    path = tmp_path / "data.bin"
+    path.write_bytes(bytes(4 << 20))
+    done = subprocess.run(
+        [sys.executable, "-c", EVICTION, str(path), mode],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["True", str(mode == "cold"), "True"], done.stderr
