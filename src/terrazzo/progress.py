@@ -87,8 +87,7 @@ class Run:
         self._begun: Mapping[str, Any] | None = None
         if neighbours < 0 or (spare_every is not None and spare_every < 1):
             raise UsageError(f"neighbours={neighbours}, spare_every={spare_every}: too few")
-        self._border: tuple[int, int] | None = None
-        """Calls and commits when the batch in use was handed out."""
+        self._border: tuple[int, int] | None = None  # calls and commits before the batch in use
         self._feeds, self._saved = 0, (0, net.links.epoch)
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
@@ -142,6 +141,7 @@ class Run:
             feed = Alone(source)
         else:
             feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, host=self)
+            feed.offers(self.feeding.get("cache"))
         if self._begun is not None:
             feed.go_on_from(self._begun)
             self._begun = None
@@ -315,12 +315,11 @@ class Run:
         if state is not None:
             self._write(state)
         self.scribe.finish()
-        steps = self.scribe.shelf.steps
+        if not (steps := self.scribe.shelf.steps):
+            return "There is no checkpoint here"
         return (
             f"The last checkpoint is of step {steps[-1]}, in {self.scribe.shelf.folder}: go on "
             "with more devices, or larger ones (terrazzo run --resume)"
-            if steps
-            else "There is no checkpoint here"
         )
 
     def _last_state(self) -> dict[str, Any] | None:

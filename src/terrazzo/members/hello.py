@@ -72,6 +72,18 @@ def answer(
     return found
 
 
+def hear(connection: socket.socket, *, secret: bytes, timeout_s: float) -> int:
+    """Who has called, once that is proved; OSError where it is not."""
+    connection.settimeout(timeout_s)
+    own = secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(own)
+    theirs, device, proof = CLAIM.unpack(exactly(connection, CLAIM.size, or_say=HUNG_UP))
+    if not hmac.compare_digest(proof, _proof(secret, b"call", own, theirs, device)):
+        raise OSError("who called does not know this run's secret")
+    connection.sendall(_proof(secret, b"answer", own, theirs, device))
+    return int(device)
+
+
 @dataclass
 class _Caller:
     """Somebody who has called and not yet proved anything."""

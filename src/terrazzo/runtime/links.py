@@ -56,6 +56,8 @@ class Links(Letters):
         """The lines over which members agree on who they are; None: a loss ends the run."""
         self.recovery: Any = None
         """What makes operations anew when members are lost (a Recovery)."""
+        self.board: Any = None
+        """Where members of a new view have found each other (a Board)."""
         self.later: Any = None
         """Where the others are whom this device joins at its first epoch (a Later)."""
         self.reader = 0
