@@ -32,7 +32,7 @@ from terrazzo.runtime.energy import open_log
 from terrazzo.runtime.joining import Later, tell_where
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
-from terrazzo.runtime.recorder import Recorder
+from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
 from terrazzo.runtime.start import join
 
@@ -47,6 +47,8 @@ RECOVER = "TERRAZZO_RECOVER"
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
+EVERY_CALL = "TERRAZZO_EVERY_CALL"
+"""The variable that says until which call all spans are written."""
 TRIAL = "TERRAZZO_TRIAL"
 """The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50
@@ -88,7 +90,9 @@ def init(
         links.rehearsal = Rehearsal(Trial.from_text(trial), Path(folder))
     if folder and links.recorder is None:
         energy = open_log(os.environ, links.device)
-        links.recorder = Recorder(Path(folder), links.device).with_energy(energy)
+        every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
+        recorder = Recorder(Path(folder), links.device, every_until=every)
+        links.recorder = recorder.with_energy(energy)
     return links.device
 
 

@@ -170,7 +170,7 @@ class Run:
     def _save_if_due(self) -> None:
         # Some may have done it when members change: then all do it again.
         now = (self.steps, self.net.links.epoch)
-        if self.every is not None and self.steps % self.every == 0 and now != self._saved:
+        if self.every and self.steps and self.steps % self.every == 0 and now != self._saved:
             self.save()
             self._saved = now
 
@@ -315,12 +315,9 @@ class Run:
         if state is not None:
             self._write(state)
         self.scribe.finish()
-        if not (steps := self.scribe.shelf.steps):
-            return "There is no checkpoint here"
-        return (
-            f"The last checkpoint is of step {steps[-1]}, in {self.scribe.shelf.folder}: go on "
-            "with more devices, or larger ones (terrazzo run --resume)"
-        )
+        steps, folder = self.scribe.shelf.steps, self.scribe.shelf.folder
+        last = f"The last checkpoint is of step {steps[-1]}" if steps else "There is no checkpoint"
+        return f"{last} in {folder}: terrazzo run --resume goes on with more or larger devices"
 
     def _last_state(self) -> dict[str, Any] | None:
         """As it was before the batch in use; None, where that cannot be told any more."""
