@@ -105,7 +105,7 @@ def source_of(
     options = Options(
         workers=workers,
         ahead=ahead,
-        cache_bytes=None if cache is None else parse_bytes(cache),
+        cache_bytes=None if cache is None else parse_bytes(cache) if cache else 0,
         skip=bad == "skip",
         seed=own,
     )
