@@ -21,8 +21,9 @@ from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatt
 from terrazzo.feed.chance import draw_as
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
+from terrazzo.feed.sharing import Offer
 from terrazzo.feed.source import Source
-from terrazzo.feed.sources import Plain, source_of
+from terrazzo.feed.sources import Plain, offer_of, source_of
 from terrazzo.feed.stages import Clock, Took
 from terrazzo.geometry import Box
 from terrazzo.members.control import Interrupted
@@ -38,10 +39,12 @@ def feed(
     net: Net,
     *,
     inputs: int = 1,
-    reader: int = 0,
+    reader: int | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
+
+    Left open, the one that ``tz.init`` named reads, which is device 0 by default.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
@@ -56,7 +59,10 @@ def feed(
         yield from counted(net.links, source_of(loader, net, **options))
         return
     source = None if loader is None else source_of(loader, net, **options)
-    yield from counted(net.links, Feed(source, net, inputs=inputs, reader=reader))
+    reads = net.links.reader if reader is None else reader
+    way = Feed(source, net, inputs=inputs, reader=reads)
+    way.offers(options.get("cache"))
+    yield from counted(net.links, way)
 
 
 class Alone:
@@ -132,13 +138,21 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
+        self._offer: Offer | None = None
         self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
         if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
 
+    def offers(self, cache: str | int | None) -> None:
+        """This device holds samples for the reader, if it is another."""
+        if self.links.devices > 1 and self.links.members[self.links.device] != self.reader:
+            self._offer = offer_of(self.net, cache)
+
     def __iter__(self) -> Iterator[Any]:
         while True:
+            if self._offer is not None:
+                self._offer.mind_memory()
             fed: Fed = perform(self.links, self._next, take=self._take, give=self._give)
             self._read = None
             if "end" in fed.header:
@@ -201,6 +215,9 @@ class Feed:
             )
         self.reader = self.links.members[places[0]]
         if self.links.device == places[0]:
+            if self._offer is not None:  # whom it was for is gone
+                self._offer.close()
+                self._offer = None
             self._catch_up()
 
     def _catch_up(self) -> None:

@@ -21,6 +21,8 @@ from terrazzo.feed import draws
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.files import Files, check
 from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
+from terrazzo.feed.pantry import Address
+from terrazzo.feed.peers import Peers
 from terrazzo.feed.stages import Took
 from terrazzo.records.stage import COLLATE, FETCH, PREPARE
 
@@ -47,6 +49,10 @@ class Task:
     """Samples that are in memory."""
     keep: Mapping[Any, str] = field(default_factory=dict)
     """Samples that are to be put there, and the form in which."""
+    away: Mapping[Any, Address] = field(default_factory=dict)
+    """Samples that another device holds."""
+    give: Mapping[Any, Address] = field(default_factory=dict)
+    """Samples that another device is to hold, once they are read."""
     stream: draws.Stream | None = None
     states: draws.States | None = None
     """How its worker of the loader begins this batch; None: as it began the epoch."""
@@ -62,6 +68,10 @@ class Made:
     states: draws.States | None = None
     """Where the generators stood afterwards; None: nothing was drawn."""
     kept: dict[Any, Place] = field(default_factory=dict)
+    given: dict[Any, int] = field(default_factory=dict)
+    """Samples that other devices have taken, and which."""
+    missed: list[Any] = field(default_factory=list)
+    """Samples that another device was to have, and did not give."""
     sizes: list[tuple[str, int, float]] = field(default_factory=list)
     """Forms of samples, their bytes, and the seconds that holding one in that form would save."""
     draws: bool = False
@@ -81,6 +91,8 @@ class Recipe:
     """Whether indices come as lists (``batch_size`` of the loader is not None)."""
     skip: bool = False
     """Whether bad samples are left out."""
+    key: bytes = b""
+    """Of the marks on what other devices hold."""
     seed: int | None = None
     """Samples have their own seeds, made of this one; None: they draw as under a DataLoader."""
 
@@ -108,8 +120,7 @@ class Maker:
         self.files = Files() if watch else None
         self.at: Callable[[Any], None] = lambda index: None
         """Told of each sample before it is made, so that its name outlives this process."""
-        self.ask: Callable[[Any], bytes | None] = lambda index: None
-        """Gives the bytes of a sample from another device, None: it has none."""
+        self.peers = Peers(recipe.key)
 
     def make(self, task: Task) -> Made:
         """Never raises: an error is part of what was made."""
@@ -128,6 +139,8 @@ class Maker:
                 meter.stop()
         count = len(task.indices) if self.recipe.collates else 1
         fetch_s = min(meter.fetch_s, middle - began)
+        if self.files is not None:
+            self.peers.saw_storage(self.files.read_s, meter.read_bytes)
         found.took = [
             Took(
                 FETCH, began, middle, fetch_s, meter.read_bytes, count,
@@ -182,10 +195,13 @@ class Maker:
             return sample
         known = None
         if self.files is not None:
-            known = held if held is not None else self._from_peer(index)
+            known = held if held is not None else self._from_peer(index, task, made)
             self._from_memory += held is not None
         if index not in task.keep:
-            return self._read(index, known)
+            sample = self._read(index, known)
+            if known is None and index in task.give:
+                self._give(index, task.give[index], made)
+            return sample
         states, before = draws.states(), self.files.read_s if self.files else 0.0
         began = time.perf_counter()
         sample = self._read(index, known)
@@ -217,10 +233,24 @@ class Maker:
             return None
         return self.arena.get(place.place, place.size)
 
-    def _from_peer(self, index: Any) -> bytes | None:
-        data = self.ask(index)
+    def _from_peer(self, index: Any, task: Task, made: Made) -> bytes | None:
+        if index not in task.away:
+            return None
+        data = self.peers.get(task.away[index], index)
+        if data is None:
+            made.missed.append(index)
         self._from_peers += data is not None
         return data
+
+    def _give(self, index: Any, address: Address, made: Made) -> None:
+        """To the device that is to hold it."""
+        assert self.files is not None
+        whole = self.files.whole
+        if whole is not None:
+            data = freeze(whole)
+            made.sizes.append((ENCODED, len(data), 0.0))
+            if self.peers.put(address, index, data):
+                made.given[index] = address.device
 
     def _keep(
         self,
@@ -299,7 +329,8 @@ class _Meter:
             seen_bytes = self.files.read_bytes
         idle_s = (wall_s - seen_s) - (cpu_s - seen_cpu_s) - ready_s
         self.fetch_s = seen_s + max(idle_s, 0.0)
-        unseen = int(read_bytes) - seen_bytes > OWN_BYTES
+        # The first samples of a worker also load libraries, which is no reading of samples.
+        unseen = int(read_bytes) - seen_bytes > max(OWN_BYTES, seen_bytes)
         self.read_bytes = int(read_bytes) if unseen else seen_bytes
 
 

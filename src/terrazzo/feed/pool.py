@@ -8,18 +8,18 @@ the sample it was at.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from terrazzo.errors import DataError
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.maker import Made, Recipe, Task
+from terrazzo.feed.process import fork
 from terrazzo.feed.worker import NOBODY, Board, work
 
 MOST_WORKERS = 64
@@ -56,7 +56,6 @@ class Pool:
         self.board = Board(MOST_WORKERS)
         self.died = 0
         """Workers that ended by themselves."""
-        self._context = multiprocessing.get_context("fork")
         self._seats: list[Seat] = []
         self._deaths = Counter[int]()
         self._late: list[Arrival] = []
@@ -96,16 +95,10 @@ class Pool:
     def _start(self) -> Seat:
         taken = {seat.number for seat in self._seats}
         number = next(n for n in range(MOST_WORKERS) if n not in taken)
-        line, far = self._context.Pipe()
-        process = self._context.Process(
-            target=work,
-            args=(far, self.recipe, self.arena, self.board, number),
-            name=f"terrazzo-feed-{number}",
-            daemon=True,
+        line, far = Pipe()
+        process = fork(
+            work, far, self.recipe, self.arena, self.board, number, name=f"terrazzo-feed-{number}"
         )
-        with warnings.catch_warnings():  # about threads of this process, which a worker never uses
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
         far.close()
         return Seat(number, process, line)
 

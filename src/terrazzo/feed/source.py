@@ -8,7 +8,7 @@ random numbers in the training process goes on there, and one with workers keeps
 
 from __future__ import annotations
 
-import multiprocessing
+import secrets
 import sys
 import time
 import weakref
@@ -30,7 +30,9 @@ from terrazzo.feed.maker import Maker, Recipe, Task
 from terrazzo.feed.order import foresee, sight
 from terrazzo.feed.passage import Passage
 from terrazzo.feed.pool import Arrival, Pool
+from terrazzo.feed.process import CAN_FORK
 from terrazzo.feed.seeded import SeededSampler
+from terrazzo.feed.sharing import Offers
 from terrazzo.feed.stages import Clock, Took
 from terrazzo.feed.tally import Tally
 from terrazzo.feed.tuner import Change, Limits, Settings, Tuner
@@ -65,9 +67,11 @@ class Source:
         *,
         recorder: Callable[[], Recorder | None] = lambda: None,
         trains: Callable[[], bool] = lambda: True,
+        offers: Offers | None = None,
     ) -> None:
+        """``offers``: what memory other devices have for samples."""
         self.loader, self.options = loader, options
-        self.recorder, self.trains = recorder, trains
+        self.recorder, self.trains, self.offers = recorder, trains, offers
         self.epoch = 0
         self.recipe = Recipe(
             loader.dataset,
@@ -75,6 +79,7 @@ class Source:
             collates=loader.batch_sampler is not None,
             skip=options.skip,
             seed=options.seed,
+            key=secrets.token_bytes(32),
         )
         self.reason = stays_reason(loader, options)
         """Why batches stay where the loader makes them; empty: they need not."""
@@ -172,12 +177,23 @@ class Source:
                 arena = Arena(memory.ceiling_bytes if asked is None else asked)
                 arena.give_back(room)
                 self.held = Held(
-                    arena, seed=self.options.seed or 0, samples=len(self.loader.dataset)
+                    arena,
+                    seed=self.options.seed or 0,
+                    samples=len(self.loader.dataset),
+                    device=0 if self.offers is None else self.offers.device,
                 )
+                if self.offers is not None:
+                    self.offers.wait()
+                self.share()
                 weakref.finalize(self, arena.close)
         self._like = likeness(self.loader.dataset)
         self.pool = Pool(self.recipe, arena)
         weakref.finalize(self, self.pool.close)
+
+    def share(self) -> None:
+        """Looks who holds samples for this device; some may be gone, or have come."""
+        if self.held is not None and self.offers is not None:
+            self.held.share(self.offers())
 
     def give(self, item: Item, chains: Chains, epoch: int) -> None:
         """To a worker, if there are any."""
@@ -200,6 +216,8 @@ class Source:
             task,
             held={index: places[index] for index in item.indices if index in places},
             keep=self.held.wanted(item.indices),
+            away=self.held.away(item.indices),
+            give=self.held.to_give(item.indices),
         )
 
     def receive(self, timeout_s: float | None) -> None:
@@ -289,6 +307,7 @@ class Source:
         if self.held is None or now - self._checked < MEMORY_EVERY_S:
             return
         self._checked = now
+        self.share()
         held = self.held
         room = room_bytes(
             Memory.here(), held_bytes=held.held_bytes, asked_bytes=self.options.cache_bytes
@@ -319,8 +338,8 @@ def stays_reason(loader: DataLoader[Any], options: Options) -> str:
         return f"{type(loader).__name__} has a way of its own"
     if isinstance(loader.dataset, IterableDataset):
         return "the data set is iterable, and its order is its own"
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return "this system cannot fork processes"
+    if not CAN_FORK:
+        return "this system cannot fork processes that end with it"
     for name in ("worker_init_fn", "multiprocessing_context", "timeout"):
         if getattr(loader, name, None):
             return f"the loader has {name}"

@@ -14,8 +14,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from terrazzo.errors import UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.process import CAN_FORK
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
+from terrazzo.feed.sharing import Offer, Offers, tell
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stages import Clock, Took
 from terrazzo.records.stage import WAIT
@@ -115,9 +117,23 @@ def source_of(
             return Plain(arranged, recorder)
         if arranged is not reads:
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
-    source = Source(reads, options, recorder=recorder, trains=lambda: net.training)
+    offers = Offers(net.links) if options.cache_bytes and net.links.devices > 1 else None
+    source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
     known[id(loader)] = (weakref.ref(loader), source)
     return source
+
+
+def offer_of(net: Net, cache: str | int | None) -> Offer | None:
+    """What a device that does not read holds for the one that does, if it was asked to."""
+    if "_offer" in net.__dict__:
+        known: Offer | None = net.__dict__["_offer"]
+        return known
+    net.__dict__["_offer"] = None
+    if not cache or not CAN_FORK:
+        tell(net.links, None)
+        return None
+    found = net.__dict__["_offer"] = Offer(net.links, parse_bytes(cache))
+    return found
 
 
 def _refuse(loader: DataLoader[Any], *given: Any) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import pickle
-import signal
 import struct
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,10 +15,8 @@ from terrazzo.errors import DataError
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.files import watched
 from terrazzo.feed.maker import Made, Maker, Recipe, make_drawn
+from terrazzo.feed.process import die_with_parent
 
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl: who trains may be killed, and connections that were inherited from it
-must not stay open."""
 NOTE = struct.Struct("<q")
 NOBODY = -1
 
@@ -42,8 +38,7 @@ class Board:
 
 def work(line: Connection, recipe: Recipe, arena: Arena | None, board: Board, number: int) -> None:
     """Takes (ticket, task) from the line and answers (ticket, made); None ends it."""
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who trains ends its workers itself
+    die_with_parent()
     torch.set_num_threads(1)
     maker = Maker(recipe, arena, watch=recipe.by_sample)
     maker.at = lambda index: board.write(number, index)

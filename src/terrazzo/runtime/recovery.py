@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from terrazzo.errors import PeerLost
+from terrazzo.errors import PeerLost, PlanError
 from terrazzo.members.control import Control, Interrupted
 from terrazzo.members.meeting import Wrap, meet, unwrapped
 from terrazzo.members.view import View
@@ -56,6 +56,9 @@ class Host(Protocol):
     def give(self, source: int) -> None: ...
 
     def take(self, source: int) -> None: ...
+
+    def save_last(self) -> str:
+        """There is no going on; gives what was saved and where, in words."""
 
 
 class Recovery:
@@ -88,6 +91,7 @@ class Recovery:
         number = control.done + 1
         control.entered = number
         self.is_inside = True
+        is_anew = False
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -99,6 +103,11 @@ class Recovery:
                 except Interrupted as error:
                     source = self._regroup(number, error)
                     act = attempt if source is None else _taking(take, source)
+                    is_anew = True
+                except PlanError as error:
+                    if is_anew:
+                        raise self._too_few(error) from error
+                    raise
         except PeerLost as error:
             links.fail(error)
             raise
@@ -106,6 +115,12 @@ class Recovery:
             self.is_inside = False
         self._give = give(result)
         return result
+
+    def _too_few(self, error: PlanError) -> PeerLost:
+        """Those who are left have no plan; what they have is saved."""
+        told = "Nothing was saved" if self.host is None else self.host.save_last()
+        count = "1 device is" if self.links.devices == 1 else f"{self.links.devices} devices are"
+        return PeerLost(f"{count} left, too few: {error} {told}.")
 
     def _regroup(self, number: int, error: Interrupted) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
@@ -265,7 +280,7 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
     if links.device == 0:
         print(
             f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
-            f"with device {tie}",
+            f"with device {tie}, which reads the data",
             file=sys.stderr,
             flush=True,
         )

@@ -1,0 +1,167 @@
+"""Peers: the devices that hold samples for this one, found by arithmetic and trusted with nothing.
+
+Who holds a sample follows from the seed, the number of the sample and the memory of each device:
+every device draws a number for it, and the least one, counted in its memory, wins. When a device is
+lost only its own samples get another place. What comes back carries a mark that only this reader
+can have made of these bytes for this sample; whatever else comes back is not used, and neither is
+who sent it. One that does not answer in time is left alone for a while, and storage is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, log
+
+from terrazzo.feed.draws import mix
+from terrazzo.feed.pantry import (
+    ASK,
+    GET,
+    GONE,
+    MARK_BYTES,
+    MOST_BYTES,
+    PUT,
+    SIZE,
+    YES,
+    Address,
+    read,
+)
+from terrazzo.members import hello
+from terrazzo.members.line import exactly
+
+CALL_S, ANSWER_S = 1.0, 2.0
+LEAST_BYTES_PER_S = 2e6
+"""Slower than this a peer counts as one that does not answer."""
+ALONE_S = 30.0
+"""So long one that failed is left alone."""
+SLOWER = 1.25
+"""A peer that takes so many times as long as storage is not asked, but for a try now and then."""
+TRY_ONE_IN = 32
+SPAN = float(1 << 63)
+
+
+def owner_of(seed: int, index: int, rooms: Sequence[tuple[int, int]]) -> int | None:
+    """Of devices and their memory, the one that holds this sample."""
+    best, least = None, inf
+    for device, room_bytes in rooms:
+        if room_bytes <= 0:
+            continue
+        drawn = (mix(seed, device, index) + 1) / (SPAN + 1)
+        if (score := -log(drawn) / room_bytes) < least:
+            best, least = device, score
+    return best
+
+
+@dataclass
+class _Peer:
+    address: Address
+    line: socket.socket | None = None
+    until: float = 0.0
+    """Left alone until then."""
+    s_per_byte: float | None = None
+    asked: int = 0
+
+
+@dataclass
+class Peers:
+    """The connections of one worker, and what it knows of them."""
+
+    key: bytes
+    """Of the marks; nobody but this reader knows it."""
+    storage_s_per_byte: float | None = None
+    lies: int = 0
+    """Answers that were not what had been put there."""
+    _peers: dict[Address, _Peer] = field(default_factory=dict)
+
+    def saw_storage(self, seconds: float, size_bytes: int) -> None:
+        if size_bytes:
+            self.storage_s_per_byte = _mixed(self.storage_s_per_byte, seconds / size_bytes)
+
+    def get(self, address: Address, index: int) -> bytes | None:
+        """None: there is no such answer, or storage is faster."""
+        peer = self._peers.setdefault(address, _Peer(address))
+        if not self._is_worth_it(peer):
+            return None
+        try:
+            line, began = self._line(peer), time.perf_counter()
+            line.settimeout(ANSWER_S)
+            line.sendall(ASK.pack(GET, index))
+            if exactly(line, 1, or_say=GONE) != YES:
+                return None
+            size, mark = SIZE.unpack(exactly(line, SIZE.size, or_say=GONE))
+            if size > MOST_BYTES:
+                raise OSError(f"{size} bytes are no sample")
+            line.settimeout(ANSWER_S + size / LEAST_BYTES_PER_S)
+            data = bytes(read(line, size))
+            peer.s_per_byte = _mixed(peer.s_per_byte, (time.perf_counter() - began) / max(size, 1))
+        except OSError:
+            self._leave(peer, ALONE_S)
+            return None
+        if not hmac.compare_digest(mark, self._mark(index, data)):
+            self.lies += 1
+            self._leave(peer, inf)
+            return None
+        return data
+
+    def put(self, address: Address, index: int, data: bytes) -> bool:
+        peer = self._peers.setdefault(address, _Peer(address))
+        if peer.until > time.monotonic() or len(data) > MOST_BYTES:
+            return False
+        try:
+            line = self._line(peer)
+            line.settimeout(ANSWER_S + len(data) / LEAST_BYTES_PER_S)
+            line.sendall(ASK.pack(PUT, index) + SIZE.pack(len(data), self._mark(index, data)))
+            line.sendall(data)
+            return exactly(line, 1, or_say=GONE) == YES
+        except OSError:
+            self._leave(peer, ALONE_S)
+            return False
+
+    def _is_worth_it(self, peer: _Peer) -> bool:
+        if peer.until > time.monotonic():
+            return False
+        peer.asked += 1
+        known = peer.s_per_byte is not None and self.storage_s_per_byte is not None
+        if not known or not peer.asked % TRY_ONE_IN:
+            return True
+        assert peer.s_per_byte is not None and self.storage_s_per_byte is not None
+        return peer.s_per_byte < SLOWER * self.storage_s_per_byte
+
+    def _line(self, peer: _Peer) -> socket.socket:
+        if peer.line is None:
+            where = peer.address
+            line = socket.create_connection((where.host, where.port), timeout=CALL_S)
+            try:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                hello.call(line, secret=where.token.encode(), device=where.device)
+            except OSError:
+                line.close()
+                raise
+            peer.line = line
+        return peer.line
+
+    def _leave(self, peer: _Peer, seconds: float) -> None:
+        peer.until = time.monotonic() + seconds
+        if peer.line is not None:
+            with contextlib.suppress(OSError):
+                peer.line.close()
+            peer.line = None
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            self._leave(peer, 0.0)
+
+    def _mark(self, index: int, data: bytes) -> bytes:
+        made = hashlib.blake2b(key=self.key, digest_size=MARK_BYTES)
+        made.update(index.to_bytes(8, "little"))
+        made.update(data)
+        return made.digest()
+
+
+def _mixed(before: float | None, now: float) -> float:
+    return now if before is None else 0.9 * before + 0.1 * now

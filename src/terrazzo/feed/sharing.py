@@ -1,0 +1,84 @@
+"""Sharing: devices that do not read offer their memory to the one that does.
+
+Where each can be asked is written into the store over which devices have met; nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+
+from terrazzo.feed.arbiter import Memory, room_bytes
+from terrazzo.feed.pantry import Address, Pantry
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.sockets import own_address
+
+KEY = "terrazzo/pantry"
+MEMORY_EVERY_S = 0.25
+PATIENCE_S = 5.0
+
+
+def tell(links: Links, address: Address | None) -> None:
+    """Where this device can be asked; None: it holds nothing."""
+    links.store.set(f"{KEY}/{links.members[links.device]}", json.dumps(address))
+
+
+class Offer:
+    """What this device holds for another."""
+
+    def __init__(self, links: Links, asked_bytes: int) -> None:
+        self.asked_bytes, self._checked = asked_bytes, 0.0
+        room = room_bytes(Memory.here(), held_bytes=0, asked_bytes=asked_bytes)
+        me = links.members[links.device]
+        self.pantry = Pantry(room, device=me, address=own_address(links.sockets))
+        self._end = weakref.finalize(self, self.pantry.close)
+        tell(links, self.pantry.address)
+
+    def mind_memory(self) -> None:
+        """Gives memory back before the next step needs it."""
+        now = time.monotonic()
+        if now - self._checked < MEMORY_EVERY_S:
+            return
+        self._checked = now
+        held = self.pantry.arena.used_bytes
+        room = room_bytes(Memory.here(), held_bytes=held, asked_bytes=self.asked_bytes)
+        if room < held:
+            self.pantry.give_back(room)
+
+    def close(self) -> None:
+        self._end()
+
+
+class Offers:
+    """What other devices hold for this one."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self._found: dict[int, Address | None] = {}
+
+    @property
+    def device(self) -> int:
+        return self.links.members[self.links.device]
+
+    def __call__(self) -> list[Address]:
+        """Those of devices that are still here."""
+        links = self.links
+        if links.devices == 1:
+            return []
+        for member in links.members:
+            key = f"{KEY}/{member}"
+            if member not in self._found and member != self.device and links.store.check([key]):
+                told = json.loads(links.store.get(key))
+                self._found[member] = None if told is None else Address(*told)
+        found = [self._found.get(member) for member in links.members]
+        return [address for address in found if address is not None]
+
+    def wait(self) -> None:
+        """Until all have told; they do before their first batch, which this device makes."""
+        end_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end_s:
+            self()
+            if len(self._found) >= self.links.devices - 1:
+                return
+            time.sleep(0.01)
