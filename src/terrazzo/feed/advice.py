@@ -94,6 +94,9 @@ class Advice:
 def advise(now: Pipeline, seen: Stalls, facts: Facts, *, storage: Storage | None = None) -> Advice:
     """``now`` is the pipeline as it was set up, ``seen`` what its steps were spent on."""
     limit, why = _limit(now, seen)
+    if limit == STORAGE and facts.free_bytes and facts.free_bytes / 2 < facts.set_bytes:
+        room, whole = bytes_text(facts.free_bytes / 2), bytes_text(facts.set_bytes)
+        why += f"; memory has room for {room} of the {whole} of data"
     gains = (
         *_workers(now, facts),
         *_caches(now, facts),
