@@ -148,7 +148,7 @@ class Run:
             self._begun = None
         self._feed = feed
         self._feeds += 1
-        for batch in counted(links, feed):
+        for batch in counted(links, feed, reader=self.reader):
             if self.spares is not None:
                 self.spares.is_touched = True
             self._border = (self.net.calls, self.net.commits)
