@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import DataError
@@ -26,6 +27,7 @@ MOST_WORKERS = 64
 LIVES = 2
 """A ticket that ends so many workers is not tried again."""
 ENDING_S = 5.0
+LEAST_WORKER_BYTES = 32 << 20
 
 
 @dataclass
@@ -68,6 +70,11 @@ class Pool:
     @property
     def processes(self) -> list[int]:
         return [seat.process.pid for seat in self._seats]
+
+    @property
+    def worker_bytes(self) -> int:
+        """Memory that the largest worker does not share with the training process."""
+        return max([LEAST_WORKER_BYTES, *(_own_bytes(process) for process in self.processes)])
 
     @property
     def waiting(self) -> int:
@@ -187,3 +194,11 @@ class Pool:
         for seat in self._seats:
             seat.process.join(ENDING_S)
         self._seats, self._late = [], []
+
+
+def _own_bytes(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))

@@ -41,6 +41,7 @@ from terrazzo.runtime.recorder import Recorder
 
 MOST_WORKERS = 8
 MEMORY_EVERY_S = 0.25
+ANY_BYTES = 1 << 62
 BATCHES_SHARE = 0.25
 """Of the memory that is free, batches ahead may take so much."""
 
@@ -88,6 +89,7 @@ class Source:
         self.held: Held | None = None
         self.tuner = self._tuner()
         self.tally = Tally()
+        self.batch_bytes = 0
         self._like = likeness(loader.dataset)
         self._items: dict[int, Item] = {}
         self._tickets = 0
@@ -319,10 +321,22 @@ class Source:
         elif room > held.arena.limit_bytes:
             held.arena.allow(room)
 
+    def bound(self) -> None:
+        """Lets the tuner try only what memory is there for."""
+        if self.pool is None or self.options.workers is not None:
+            return
+        held = 0 if self.held is None else self.held.held_bytes
+        free = room_bytes(Memory.here(), held_bytes=held, asked_bytes=ANY_BYTES)
+        now, each = self.tuner.settings, self.pool.worker_bytes + 2 * self.batch_bytes
+        most = min(self.tuner.limits.workers, self.pool.workers + free // max(each, 1))
+        farther = int(BATCHES_SHARE * free) // max(self.batch_bytes, 1)
+        self.tuner.bound(Limits(most, min(self.tuner.limits.ahead, now.ahead + farther)))
+
     def tell(self, change: Change | None) -> None:
         recorder = self.recorder()
         if change is None:
             return
+        self.bound()
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
         if not self.tuner.is_trying:
