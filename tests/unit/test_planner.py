@@ -87,10 +87,17 @@ class TestLayout:
         with pytest.raises(PlanError, match=r'tiles:2x2 is for 4 devices.*layout="tiles:3x1"'):
             plan_graph(small, 3, layout="tiles:2x2", groups="one")
 
-    @pytest.mark.parametrize("layout", ["tiles", "tiles:2", "tiles:2x", "tiles:0x2", "rows:2"])
+    @pytest.mark.parametrize("layout", ["tiles:2", "tiles:2x", "tiles:0x2", "rows:2"])
     def test_nonsense_is_refused(self, small: Graph, layout: str) -> None:
         with pytest.raises(UsageError):
             plan_graph(small, 2, layout=layout, groups="one")
+
+    @pytest.mark.parametrize("layout", ["tiles", "auto"])
+    def test_tiles_alone_means_the_grid_with_the_shortest_borders(
+        self, small: Graph, layout: str
+    ) -> None:
+        plan = plan_graph(small, 3, layout=layout, groups="one")
+        assert plan.groups[0].layout == best_grid(small, 3)
 
     def test_no_devices_are_refused(self, small: Graph) -> None:
         with pytest.raises(UsageError, match="at least 1"):
@@ -187,9 +194,14 @@ class TestWishes:
         wishes = Wishes(profile=profile(3))
         assert wishes.plan(small, 3) == wishes.search(small, 3).best.plan
 
-    @pytest.mark.parametrize("asked", [{"layout": "tiles:3x1"}, {"groups": "one"}, {"passes": 2}])
+    @pytest.mark.parametrize("asked", [{"groups": "one"}, {"passes": 2}])
     def test_what_was_asked_for_is_not_searched(self, small: Graph, asked: dict[str, Any]) -> None:
         assert Wishes(**asked, profile=profile(3)).plan(small, 3) == Wishes(**asked).plan(small, 3)
+
+    def test_in_a_layout_that_was_asked_for_borders_are_searched(self, small: Graph) -> None:
+        found = Wishes(layout="tiles:3x1", profile=profile(3, latency_s=0.1)).plan(small, 3)
+        assert {str(group.layout) for group in found.groups} == {"tiles:3x1"}
+        assert len(found.groups) == 1, "every exchange takes longer than all the rest"
 
     def test_a_profile_of_other_devices_is_refused(self, small: Graph) -> None:
         with pytest.raises(PlanError, match="profile is of 2 devices, the plan is for 3"):
@@ -243,5 +255,5 @@ class TestKeptProfiles:
         profile(2).save(path)
         for given in (path, str(path), profile(2)):
             assert informed(Wishes(), given, graph=small, devices=2).profile == profile(2)
-        closed = informed(Wishes(layout="whole"), path, graph=small, devices=2)
+        closed = informed(Wishes(groups="one"), path, graph=small, devices=2)
         assert closed.profile is None, "nothing is left to search for"

@@ -93,6 +93,18 @@ class TestExhaustive:
         )
         assert found <= 1.03 * least
 
+    @pytest.mark.parametrize("latency_s", [1e-4, 1e-2])
+    def test_in_a_given_layout_the_best_borders_are_found(self, latency_s: float) -> None:
+        cluster, layout = profile(4, latency_s=latency_s), Layout.tiles(2, 2)
+        found = search(deep(), cluster, layout=layout).best
+        assert {group.layout for group in found.plan.groups} == {layout}
+        prices = Prices(cluster)
+        least = min(
+            predict(lower(deep(), plan), prices, memory=False).step_s
+            for plan in every_plan(deep(), 4, [layout])
+        )
+        assert found.prediction.step_s <= 1.01 * least
+
     @pytest.mark.parametrize("felt", [0.0, 0.5, 1.0])
     def test_the_walk_finds_the_cheapest_of_its_own_sums(self, felt: float) -> None:
         layouts = [Layout.tiles(2, 1), Layout.channels(2), Layout()]

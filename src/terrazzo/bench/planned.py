@@ -28,16 +28,22 @@ class Planned:
     prediction: Prediction
 
 
-def make_plan(case: Case, hosts: Hosts, folder: Path, *, race_s: float) -> Planned:
-    """Measures these devices with the model of a case, and plans for them."""
-    if case.processes > 1:
-        raise PlanError("a device of several processes is not planned for")
-    task = Task.make(case)
-    graph = export(WithLoss(task.model), (task.images,)).graph
-    budget_s = max(1.0, min(MOST_S, SHARE * race_s))
-    profile = measure(hosts, graph, key={}, budget_s=budget_s, tell=lambda text: None)
-    found = Wishes(profile=profile).search(graph, len(hosts.names)).best
-    path = folder.resolve() / f"plan-{case.model}-{case.side}-{case.batch}-on-{case.on}.json"
-    found.plan.save(path)
-    said = f"{found.name}; {seconds_text(found.prediction.step_s)} predicted"
-    return Planned(path, said, found.prediction)
+class Drawing:
+    """Plans for a case: the devices are measured once, with the model of the case."""
+
+    def __init__(self, case: Case, hosts: Hosts, folder: Path, *, race_s: float) -> None:
+        if case.processes > 1:
+            raise PlanError("a device of several processes is not planned for")
+        task = Task.make(case)
+        self.case, self.devices, self.folder = case, len(hosts.names), folder.resolve()
+        self.graph = export(WithLoss(task.model), (task.images,)).graph
+        budget_s = max(1.0, min(MOST_S, SHARE * race_s))
+        self.profile = measure(hosts, self.graph, key={}, budget_s=budget_s, tell=lambda text: None)
+
+    def plan(self, layout: str) -> Planned:
+        found = Wishes(layout=layout, profile=self.profile).search(self.graph, self.devices).best
+        case, kind = self.case, "" if layout == "auto" else f"-{layout.replace(':', '-')}"
+        name = f"plan-{case.model}-{case.side}-{case.batch}-on-{case.on}{kind}.json"
+        found.plan.save(self.folder / name)
+        said = f"{found.name}; {seconds_text(found.prediction.step_s)} predicted"
+        return Planned(self.folder / name, said, found.prediction)

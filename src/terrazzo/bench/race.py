@@ -16,7 +16,8 @@ from pathlib import Path
 
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
-from terrazzo.bench.planned import Planned, make_plan
+from terrazzo.bench.peers.terrazzo import Terrazzo
+from terrazzo.bench.planned import Drawing, Planned
 from terrazzo.bench.record import Race, Row
 from terrazzo.bench.seats import Seats
 from terrazzo.bench.truth import Truth, Truths
@@ -52,6 +53,12 @@ class _Entry:
     gap: float | None = None
     noise: float = 0.0
     planned: Planned | None = None
+
+    @property
+    def open_layout(self) -> str | None:
+        """The layout that it is planned for, if it takes part and is."""
+        takes_part = not self.problem
+        return self.peer.open_layout if takes_part and isinstance(self.peer, Terrazzo) else None
 
     @property
     def asked(self) -> str:
@@ -102,9 +109,9 @@ def hold_race(
     truth = truths.of(case)
     with tempfile.TemporaryDirectory(prefix=".race-", dir=scratch) as made:
         clock = _Clock(rules, began_s)
-        for entry in entries:
-            if entry.peer.name == peers.AUTO:
-                _plan(entry, case, hosts, folder=scratch, race_s=rules.budget_s, say=say)
+        if any(entry.open_layout for entry in entries):
+            say("measuring the devices, then planning")
+            _plan(entries, lambda: Drawing(case, hosts, scratch, race_s=rules.budget_s))
         for number in range(rules.rounds):
             running = [entry for entry in entries if not entry.problem]
             for place, entry in enumerate(running):
@@ -151,21 +158,16 @@ def _enter(case: Case, name: str, hosts: Hosts, lead: int) -> _Entry:
     return _Entry(peer, seats, problem=peer.can(case, len(seats.places)) or "")
 
 
-def _plan(
-    entry: _Entry,
-    case: Case,
-    hosts: Hosts,
-    *,
-    folder: Path,
-    race_s: float,
-    say: Callable[[str], None],
-) -> None:
+def _plan(entries: Sequence[_Entry], draw: Callable[[], Drawing]) -> None:
     """Measures the devices and plans; what nothing can be planned for is a row that says so."""
-    say(f"{entry.peer.name}: measuring the devices, then planning")
-    try:
-        entry.planned = make_plan(case, hosts, folder, race_s=race_s)
-    except TerrazzoError as error:
-        entry.problem = f"no plan: {error}"
+    drawing: Drawing | None = None
+    for entry in entries:
+        if layout := entry.open_layout:
+            try:
+                drawing = drawing or draw()
+                entry.planned = drawing.plan(layout)
+            except TerrazzoError as error:
+                entry.problem = f"no plan: {error}"
 
 
 def _job(case: Case, entry: _Entry, folder: Path, *, patience_s: float, rules: Rules) -> Job:

@@ -165,7 +165,7 @@ def _changes(graph: Graph, found: Found, wishes: Wishes, profile: Profile) -> li
     ]
     if devices > 1:
         changes.append((f"links {FASTER:g} times as fast", lambda: again(faster_links(profile))))
-    if devices > 1 and wishes.is_open:
+    if devices > 1 and wishes.is_open and wishes.layout == "auto":
 
         def more() -> float:
             wider = one_more(profile)

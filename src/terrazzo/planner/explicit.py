@@ -16,14 +16,14 @@ def plan_graph(
 ) -> Plan:
     """A plan for one graph.
 
-    ``layout``: "auto", "whole", "tiles:RxC" or a Layout. ``groups``: "auto", "each", "one", a
-    number, or names of layers that end groups.
+    ``layout``: "auto", "whole", "tiles", "tiles:RxC" or a Layout. ``groups``: "auto", "each",
+    "one", a number, or names of layers that end groups.
     """
     if devices < 1:
         raise UsageError(f"a plan for {devices} devices was asked for; it needs at least 1")
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
-    chosen = _layout(graph, devices, layout)
+    chosen = layout_of(graph, devices, layout)
     ends = _ends(graph, groups, behind=passes > 0)
     return Plan(
         graph=graph.digest,
@@ -35,11 +35,13 @@ def plan_graph(
     )
 
 
-def _layout(graph: Graph, devices: int, layout: str | Layout) -> Layout:
+def layout_of(graph: Graph, devices: int, layout: str | Layout) -> Layout:
+    """The layout that was asked for by name."""
     if layout in ("samples", "channels"):
         layout = f"{layout}:{devices}"
     if isinstance(layout, str):
-        layout = best_grid(graph, devices) if layout == "auto" else Layout.parse(layout)
+        open_ = layout in ("auto", "tiles")
+        layout = best_grid(graph, devices) if open_ else Layout.parse(layout)
     if not layout.is_whole and layout.devices != devices:
         raise PlanError(
             f"layout {layout} is for {layout.devices} devices, this cluster has {devices}: "

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from terrazzo.records import Group, Layout, Plan
+from terrazzo.planner.borders import ends
+from terrazzo.planner.explicit import group_title
+from terrazzo.records import Graph, Group, Layout, Plan
 
 if TYPE_CHECKING:
     from terrazzo.planner.search import Tried
 
 Try = Callable[[str, Plan], "Tried"]
+Changes = Callable[["Tried"], Iterator[Plan]]
 
 FINER = 12
 """Equal shares are multiplied by this before one of them is changed."""
@@ -22,8 +25,8 @@ WORTH = 0.998
 def improved(
     start: Tried,
     try_: Try,
+    changes: Changes,
     *,
-    layouts: Sequence[Layout] = (),
     limits: Sequence[int] | None = None,
     evaluations: int = 20,
 ) -> Tried:
@@ -32,7 +35,7 @@ def improved(
     seen = {start.plan}
     while moved and left > 0:
         moved = False
-        for change in _changes(best, layouts):
+        for change in changes(best):
             if left <= 0:
                 break
             if change in seen:
@@ -47,15 +50,44 @@ def improved(
     return best
 
 
-def _changes(tried: Tried, layouts: Sequence[Layout]) -> Iterator[Plan]:
-    """The neighbours of a plan, the most promising first."""
-    yield from _shifted(tried)
-    yield from _neighbours(tried.plan)
-    yield from _merged(tried.plan)
-    for layout in layouts:
-        for place, group in enumerate(tried.plan.groups):
-            if group.layout != layout:
-                yield _changed(tried.plan, place, replace(group, layout=layout))
+def anything(layouts: Sequence[Layout]) -> Changes:
+    """Other shares, other layouts and fewer borders, the most promising first."""
+
+    def changes(tried: Tried) -> Iterator[Plan]:
+        yield from _shifted(tried)
+        yield from _neighbours(tried.plan)
+        yield from _merged(tried.plan)
+        for layout in layouts:
+            for place, group in enumerate(tried.plan.groups):
+                if group.layout != layout:
+                    yield _changed(tried.plan, place, replace(group, layout=layout))
+
+    return changes
+
+
+def only_borders(graph: Graph) -> Changes:
+    """One border less, or one more where groups may end."""
+    places = ends(graph)
+
+    def changes(tried: Tried) -> Iterator[Plan]:
+        yield from _merged(tried.plan)
+        yield from _split(tried.plan, graph, places)
+
+    return changes
+
+
+def _split(plan: Plan, graph: Graph, places: Sequence[int]) -> Iterator[Plan]:
+    first = 0
+    for number, group in enumerate(plan.groups):
+        last = graph.producer[group.last]
+        for place in places:
+            if first <= place < last:
+                title = group_title(graph, first, place)
+                one = replace(group, last=graph.nodes[place].output, title=title)
+                other = replace(group, title=group_title(graph, place + 1, last))
+                groups = (*plan.groups[:number], one, other, *plan.groups[number + 1 :])
+                yield replace(plan, groups=groups)
+        first = last + 1
 
 
 def _changed(plan: Plan, place: int, group: Group) -> Plan:

@@ -26,7 +26,7 @@ from terrazzo.geometry import Box
 from terrazzo.planner.borders import ends, longest_run, norm_behind
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title, plan_graph
-from terrazzo.planner.improve import improved, joined
+from terrazzo.planner.improve import Changes, anything, improved, joined, only_borders
 from terrazzo.planner.layouts import alone, candidates
 from terrazzo.planner.limits import limited, smallest, spread_limit
 from terrazzo.planner.prediction import Prediction
@@ -97,11 +97,13 @@ def search(
     objective: str = TIME,
     optimizer: str = "sgd",
     delivered: int = 0,
+    layout: Layout | None = None,
 ) -> Found:
     """The plan with the least predicted time (or memory) for all devices of a profile.
 
     ``memory_bytes`` is the limit of each device, or one for all. The plan with the least memory
-    takes at most half as long again as the fastest. ``delivered`` is as in ``Prices``.
+    takes at most half as long again as the fastest. ``delivered`` is as in ``Prices``. With a
+    ``layout``, only the borders of groups are looked for.
     """
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
@@ -112,15 +114,17 @@ def search(
         whole = Layout.tiles(1, 1) if _pictures(graph) else Layout()
         plans = {"one device": plan_graph(graph, 1, layout=whole, groups="auto")}
     else:
-        plans = _uniform(graph, devices, speed)
-        plans |= _searched(graph, profile, speed)
+        layouts = candidates(graph, speed) if layout is None else [layout]
+        plans = _everywhere(graph, devices, layout) if layout else _uniform(graph, speed, layouts)
+        plans |= _searched(graph, profile, layouts)
     tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
     limits = spread_limit(memory_bytes, devices)
     fits = limited(bench, tried, limits)
     small = smallest(bench, fits.kept) if objective == MEMORY else fits.kept
     best = min(small, key=_order(objective))
     if devices > 1 and objective == TIME:
-        best = _improved(bench, fits.kept, candidates(graph, speed), limits)
+        changes = anything(layouts) if layout is None else only_borders(graph)
+        best = _improved(bench, fits.kept, changes, limits)
         best = _surely_faster(best, fits.kept)
     best = replace(best, prediction=_with_memory(bench, best))
     rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
@@ -128,7 +132,7 @@ def search(
 
 
 def _improved(
-    bench: Bench, kept: Sequence[Tried], layouts: Sequence[Layout], limits: Sequence[int] | None
+    bench: Bench, kept: Sequence[Tried], changes: Changes, limits: Sequence[int] | None
 ) -> Tried:
     """The best of what becomes of the best few."""
     order = _order(TIME)
@@ -139,7 +143,7 @@ def _improved(
         improved(
             start,
             bench.try_,
-            layouts=layouts,
+            changes,
             limits=limits,
             evaluations=max(4, rounds >> place),
         )
@@ -177,19 +181,27 @@ def _pictures(graph: Graph) -> bool:
     return any(name and len(graph.shape(name)) == 4 for name in graph.inputs)
 
 
-def _uniform(graph: Graph, devices: int, speed: Sequence[float]) -> dict[str, Plan]:
+def _everywhere(graph: Graph, devices: int, layout: Layout) -> dict[str, Plan]:
+    """One layout, exchanging at every operator and never."""
+    return {
+        f"{layout} {groups}": plan_graph(graph, devices, layout=layout, groups=groups)
+        for groups in ("each", "one")
+    }
+
+
+def _uniform(graph: Graph, speed: Sequence[float], layouts: Sequence[Layout]) -> dict[str, Plan]:
     """One layout for the whole model; one device for everything; all of it on every device.
 
     The last is plain PyTorch several times over, so no plan that is chosen is slower than that.
     """
-    only = alone(speed)
+    only, devices = alone(speed), len(speed)
     found = {
         "one device alone": plan_graph(graph, devices, layout=only, groups="one"),
         "all on every device": plan_graph(graph, devices, layout="whole", groups="one"),
     }
     if not _pictures(graph):
         return found
-    for layout in candidates(graph, speed):
+    for layout in layouts:
         idle = any(0 in cut for _, cut in layout.cuts)
         mixed = len(set(layout.letters) - {"w"}) > 1
         if not (layout.is_whole or idle or mixed):
@@ -198,10 +210,10 @@ def _uniform(graph: Graph, devices: int, speed: Sequence[float]) -> dict[str, Pl
     return found
 
 
-def _searched(graph: Graph, profile: Profile, speed: Sequence[float]) -> dict[str, Plan]:
+def _searched(graph: Graph, profile: Profile, layouts: Sequence[Layout]) -> dict[str, Plan]:
     if not _pictures(graph):
         return {}
-    walk = Walk(graph, Prices(profile, classes=True), candidates(graph, speed))
+    walk = Walk(graph, Prices(profile, classes=True), layouts)
     found: dict[str, Plan] = {}
     for felt in FELT:
         plan = walk.plan(felt)

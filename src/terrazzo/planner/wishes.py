@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from terrazzo.errors import PlanError, UsageError
-from terrazzo.planner.explicit import Groups, plan_graph
+from terrazzo.planner.explicit import Groups, layout_of, plan_graph
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.limits import spread_limit, within
 from terrazzo.planner.search import MEMORY, TIME, Found, search
@@ -23,8 +23,9 @@ IDLE_BYTES = 230 << 20
 class Wishes:
     """Layout, groups, passes and memory as given to ``tz.plan`` and ``tz.parallelize``.
 
-    With a profile, a plan whose layout and groups are left open is searched for. Without one, open
-    means the grid of tiles with the shortest borders, exchanging at every operator.
+    With a profile, what is left open is searched for: layouts and the borders of groups, or these
+    borders alone. Without one, open means the grid of tiles with the shortest borders, exchanging
+    at every operator.
     """
 
     layout: str | Layout = "auto"
@@ -49,8 +50,8 @@ class Wishes:
 
     @property
     def is_open(self) -> bool:
-        """Whether layout and groups are left to the planner."""
-        return self.layout == "auto" and self.groups == "auto" and not self.passes
+        """Whether groups are left to the planner, and layouts, unless one is given."""
+        return self.groups == "auto" and not self.passes
 
     @property
     def memory_bytes(self) -> int | tuple[int, ...] | None:
@@ -84,12 +85,14 @@ class Wishes:
     def _search(
         self, graph: Graph, profile: Profile, memory_bytes: int | Sequence[int] | None
     ) -> Found:
+        given = layout_of(graph, len(profile.devices), self.layout)
         return search(
             graph,
             profile,
             memory_bytes=memory_bytes,
             objective=self.objective,
             delivered=self.delivered,
+            layout=None if self.layout == "auto" else given,
         )
 
 

@@ -37,6 +37,11 @@ class Terrazzo:
                 )
             self.layout, self.groups = words[0], words[1] if len(words) == 2 else "auto"
 
+    @property
+    def open_layout(self) -> str | None:
+        """The layout that the planner finds groups for; "auto": it finds the layouts, too."""
+        return self.layout if self.plan is None and self.groups == "auto" else None
+
     def can(self, case: Case, devices: int) -> str | None:
         if self.plan is None:
             return None
