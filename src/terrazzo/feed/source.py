@@ -249,7 +249,8 @@ class Source:
         self.reason = reason
         self.tuner = self._tuner()
         if self.pool is not None:
-            self.pool.close()
+            self.pool.resize(0)
+            self.pool.clear()
         self._items.clear()
         self._foreseen.clear()
         self.say(f"batches are made in the training process: {reason}")
