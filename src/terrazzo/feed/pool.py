@@ -78,11 +78,6 @@ class Pool:
         """Memory that the largest worker does not share with the training process."""
         return max([LEAST_WORKER_BYTES, *(_own_bytes(process) for process in self.processes)])
 
-    @property
-    def waiting(self) -> int:
-        """Tickets that were given and have not come back."""
-        return sum(len(seat.tasks) for seat in self._seats)
-
     def resize(self, workers: int) -> None:
         """Now so many; who leaves finishes what it has been given."""
         while self.workers < min(workers, MOST_WORKERS):

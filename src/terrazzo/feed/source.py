@@ -36,11 +36,13 @@ from terrazzo.feed.sharing import Offers
 from terrazzo.feed.stages import Clock, Took
 from terrazzo.feed.tally import Tally
 from terrazzo.feed.tuner import Change, Limits, Settings, Tuner
-from terrazzo.records.stage import WAIT
+from terrazzo.records.stage import HELD, WAIT
 from terrazzo.runtime.recorder import Recorder
 
 MOST_WORKERS = 8
-MEMORY_EVERY_S = 0.25
+MEMORY_EVERY_S = 0.5
+MARGIN_BYTES = 8 << 20
+"""So much more than is missing is given back: what grows will grow on."""
 ANY_BYTES = 1 << 62
 BATCHES_SHARE = 0.25
 """Of the memory that is free, batches ahead may take so much."""
@@ -97,6 +99,7 @@ class Source:
         self._foreseen_base = 0
         self._foresaw = -1
         self._checked = 0.0
+        self._is_short = False
 
     def _tuner(self) -> Tuner:
         asked, count = self.options.workers, self.loader.num_workers
@@ -316,9 +319,13 @@ class Source:
             Memory.here(), held_bytes=held.held_bytes, asked_bytes=self.options.cache_bytes
         )
         if room < held.held_bytes:
-            before = held.held_bytes
-            held.give_back(room)
-            self.say(f"{(before - room) >> 20} MiB of held samples given back: memory is short")
+            held.give_back(max(room - MARGIN_BYTES, 0))
+            recorder = self.recorder()
+            if recorder is not None:
+                recorder.note(HELD, held_bytes=float(held.held_bytes))
+            if not self._is_short:
+                self.say("memory is short: held samples are given back as the model needs it")
+            self._is_short = True
         elif room > held.arena.limit_bytes:
             held.arena.allow(room)
 
