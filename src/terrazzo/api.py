@@ -29,11 +29,11 @@ from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.energy import open_log
-from terrazzo.runtime.joining import Later, tell_where
+from terrazzo.runtime.joining import Later
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
-from terrazzo.runtime.recorder import Recorder
-from terrazzo.runtime.recovery import watch
+from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
+from terrazzo.runtime.recovery import together, watch
 from terrazzo.runtime.start import join
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -47,6 +47,8 @@ RECOVER = "TERRAZZO_RECOVER"
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
+EVERY_CALL = "TERRAZZO_EVERY_CALL"
+"""The variable that says until which call all spans are written."""
 TRIAL = "TERRAZZO_TRIAL"
 """The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50
@@ -54,12 +56,16 @@ ALIGN_EVERY = 50
 Value = TypeVar("Value", int, float, bool)
 
 
-def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
+def init(
+    *, timeout_s: float = TIMEOUT_S, recover: bool | None = None, reader: int | None = None
+) -> int:
     """Joins the other devices, from the environment that ``terrazzo run`` or torchrun sets.
 
     Gives this device's number. Alone, it does nothing and gives 0. ``timeout_s`` bounds every
     wait for another device. With ``recover`` the loss of a device is survived (docs/recovery.md);
-    left open, it is where ``terrazzo run`` has started the devices.
+    left open, it is where ``terrazzo run`` has started the devices. ``reader`` is the device that
+    reads the data where nothing else is said, by default 0; where two halves of the devices lose
+    each other, the half with it goes on.
     """
     members, credentials = os.environ.get(MEMBERS), Credentials.read(os.environ)
     if members and os.environ.get(JOIN) == "1":
@@ -70,18 +76,24 @@ def init(*, timeout_s: float = TIMEOUT_S, recover: bool | None = None) -> int:
     else:
         join(os.environ, timeout_s=timeout_s)
         links = connect()
+        if reader is not None and not 0 <= reader < links.devices:
+            raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
-            watch(links, credentials=credentials)
-            if members:
-                tell_where(links, Path(members))
+            watch(links, tie=reader or 0, credentials=credentials)
+    links.members_file = Path(members) if members else None
+    links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):
         links.resume_from = Path(os.environ[RESUME])
     folder, trial = os.environ.get(RUN_FOLDER), os.environ.get(TRIAL)
     if folder and trial and links.rehearsal is None:
         links.rehearsal = Rehearsal(Trial.from_text(trial), Path(folder))
     if folder and links.recorder is None:
-        energy = open_log(os.environ, links.device)
-        links.recorder = Recorder(Path(folder), links.device).with_energy(energy)
+        # Who comes later has no number yet, but may be one that was here before.
+        number = links.device if links.later is None else int(os.environ.get("RANK", os.getpid()))
+        energy = open_log(os.environ, number)
+        every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
+        recorder = Recorder(Path(folder), number, every_until=every)
+        links.recorder = recorder.with_energy(energy)
     return links.device
 
 
@@ -168,9 +180,6 @@ def parallelize(
     if nan not in ("raise", "allow"):
         raise UsageError(f'nan={nan!r}: say "raise" or "allow"')
     links = _links()
-    _same_model(model, links)
-    own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
-    seed = int(links.broadcast(torch.tensor([own])))
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
@@ -178,11 +187,18 @@ def parallelize(
     small = ceiling_bytes() < SMALL_BYTES
     short = small or memory is not None or objective == "memory" or passes > 0
     lean = short or (plan is not None and any(group.passes for group in plan.groups))
-    net = Net(model, links, planner, seed=seed, nan=nan, align_every=align_every, lean=lean)
-    if links.later is None:  # those who are here already have the graph
-        net.prepare(_checked(example))
-    else:
+    own = (torch.initial_seed() if seed is None else seed) % (1 << 63)
+    net = Net(model, links, planner, seed=own, nan=nan, align_every=align_every, lean=lean)
+    if links.later is not None:  # those who are here already have the graph
         net.expect(_checked(example))
+        return net
+
+    def begin() -> None:
+        _same_model(model, links)
+        net.seed = int(links.broadcast(torch.tensor([own])))
+        net.prepare(_checked(example))
+
+    together(links, begin)
     return net
 
 
@@ -274,9 +290,13 @@ def agree(value: Value) -> Value:
     if not _together():
         return value
     links = connect()
-    compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
-    kind = torch.float64 if isinstance(value, float) else torch.int64
-    return type(value)(links.broadcast(torch.tensor([value], dtype=kind)).item())
+
+    def attempt() -> float:
+        compare(links, Note(AGREE, 0, "", NOTHING), explain="tz.agree")
+        kind = torch.float64 if isinstance(value, float) else torch.int64
+        return links.broadcast(torch.tensor([value], dtype=kind)).item()
+
+    return type(value)(together(links, attempt))
 
 
 # Importing the subpackage bound its name in the package; the name belongs to the function.

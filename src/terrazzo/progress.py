@@ -22,10 +22,11 @@ from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Shelf
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.joining import join_later
+from terrazzo.runtime.kept import forget_calls
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import copied
-from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, together
+from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, tell_where, together
 from terrazzo.runtime.scribe import Scribe
 from terrazzo.runtime.spares import Spares
 
@@ -47,7 +48,7 @@ class Run:
         *parts: Any,
         loader: Iterable[Any] | None = None,
         inputs: int = 1,
-        reader: int = 0,
+        reader: int | None = None,
         feeding: Mapping[str, Any] | None = None,
         every: int | None = None,
         copies: int = 2,
@@ -64,7 +65,8 @@ class Run:
         copy of each one's parts in memory (0: nobody does), made ``spare_every`` so many steps;
         left open, so seldom that it takes 2 % of the time.
         """
-        self.net, self.loader, self.inputs, self.reader = net, loader, inputs, reader
+        self.net, self.loader, self.inputs = net, loader, inputs
+        self.reader = net.links.reader if reader is None else reader
         self.feeding = dict(feeding or {})
         if (every is not None and every < 1) or copies < 1:
             raise UsageError(f"every={every}, copies={copies}: give at least 1 of each")
@@ -85,6 +87,7 @@ class Run:
         self._begun: Mapping[str, Any] | None = None
         if neighbours < 0 or (spare_every is not None and spare_every < 1):
             raise UsageError(f"neighbours={neighbours}, spare_every={spare_every}: too few")
+        self._border: tuple[int, int] | None = None  # calls and commits before the batch in use
         self._feeds, self._saved = 0, (0, net.links.epoch)
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
@@ -102,7 +105,7 @@ class Run:
                 "tz.Run(every=...) has no folder to save to: start the script with terrazzo run, "
                 "which records, or give checkpoints="
             )
-        return Path(links.recorder.folder) / "checkpoints" / str(links.device)
+        return Path(links.recorder.folder) / "checkpoints" / str(links.recorder.device)
 
     def _register(self, name: str, part: Any) -> None:
         lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(part, m)]
@@ -122,6 +125,7 @@ class Run:
             join_later(links, self)
         elif links.resume_from is not None and not self.steps:
             self._resume_from(links.resume_from)
+        tell_where(links)
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
@@ -144,10 +148,12 @@ class Run:
             self._begun = None
         self._feed = feed
         self._feeds += 1
-        for batch in counted(links, feed):
+        for batch in counted(links, feed, reader=self.reader):
             if self.spares is not None:
                 self.spares.is_touched = True
+            self._border = (self.net.calls, self.net.commits)
             yield batch
+            self._border = None
             self.steps += 1
             if isinstance(feed, Alone):
                 self._save_if_due()
@@ -165,7 +171,7 @@ class Run:
     def _save_if_due(self) -> None:
         # Some may have done it when members change: then all do it again.
         now = (self.steps, self.net.links.epoch)
-        if self.every is not None and self.steps % self.every == 0 and now != self._saved:
+        if self.every and self.steps and self.steps % self.every == 0 and now != self._saved:
             self.save()
             self._saved = now
 
@@ -295,9 +301,41 @@ class Run:
             raise UsageError("tz.Run was not told where to: give it every= or checkpoints=")
         if self.spares is not None and self.spares.is_astray and self.spares.is_touched:
             return  # these steps are made again, and then it comes
-        state = together(self.net.links, self.state_dict)
+        self._write(together(self.net.links, self.state_dict))
+
+    def _write(self, state: dict[str, Any]) -> None:
+        assert self.scribe is not None
         if self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
+
+    def save_last(self) -> str:
+        """There is no going on with those who are left; gives what was saved, in words."""
+        if self.scribe is None:
+            return "Nothing was saved: tz.Run(..., every=100) would have"
+        state = self._last_state()
+        if state is not None:
+            self._write(state)
+        self.scribe.finish()
+        steps, folder = self.scribe.shelf.steps, self.scribe.shelf.folder
+        last = f"The last checkpoint is of step {steps[-1]}" if steps else "There is no checkpoint"
+        return f"{last} in {folder}: terrazzo run --resume goes on with more or larger devices"
+
+    def _last_state(self) -> dict[str, Any] | None:
+        """As it was before the batch in use; None, where that cannot be told any more."""
+        net, border, where = self.net, self._border, None
+        if self.spares is not None and self.spares.is_astray:
+            net._weights.homes = self.spares.restore({})
+            assert self.spares.kept is not None
+            self._load_rest(self.spares.kept.rest)
+            where = self.spares.kept.rest["data"]
+        elif border is not None:
+            if net.commits != border[1] or not forget_calls(net, since=border[0]):
+                return None
+            assert self._feed is not None
+            where = self._feed.where()
+            where["position"] -= 1
+        state = self.state_dict()
+        return state if where is None else {**state, "data": where}
 
     def resume(self) -> int:
         """Goes on from the latest checkpoint that any device has; gives its steps, 0 for none.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import terrazzo as tz
 from terrazzo.members import health
+from terrazzo.runtime.links import connect
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -208,6 +209,15 @@ def test_half_goes_on_with_the_tie_breaker_only() -> None:
     assert "half with device 0" in lost.message
 
 
+def reading(device: int) -> Found:
+    tz.init(recover=True, reader=1)
+    return training(device, "depart", 7)
+
+
+def test_the_device_that_reads_breaks_ties() -> None:
+    agreed(fates(2, reading, 0), (1,))
+
+
 def raising(device: int) -> None:
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
@@ -242,3 +252,55 @@ def test_a_lost_part_of_a_weight_is_said() -> None:
     for fate in fates(3, cut)[::2]:
         assert (fate.kind, fate.what) == ("raised", "PeerLost")
         assert "is cut over the devices" in fate.message
+
+
+def planning(device: int, method: str, at: int, plan: bool) -> Found:
+    """Dies while the model is exported, planned for or shared."""
+    tz.init(recover=True)
+    links = connect()
+    if links.device == device:
+        strike(links, method, die, at=at)
+    model = cnn()
+    given = tz.plan(model, (X,), layout="tiles:3x1") if plan else None
+    net = tz.parallelize(model, (X,), given)
+    return told(net, train(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9), DATA))
+
+
+@pytest.mark.parametrize(
+    ("device", "method", "at", "plan"),
+    [(0, "broadcast", 5, False), (1, "broadcast_bytes", 2, True), (2, "gather", 4, False)],
+    ids=["sharing", "exporting", "agreeing"],
+)
+def test_a_device_killed_in_parallelize(device: int, method: str, at: int, plan: bool) -> None:
+    found = fates(3, planning, device, method, at, plan)
+    assert found[device].kind == "gone"
+    agreed(found, tuple(d for d in range(3) if d != device))
+
+
+def together(device: int) -> Found:
+    """Dies while all agree on a number, compare weights, and change plans."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    links, seen = net.links, []
+    if links.device == 3:
+        strike(links, "broadcast", die, at=1)
+    seen.append(tz.agree(7.5 + links.device))
+    if links.members[links.device] == 4:
+        strike(links, "gather", die, at=2)
+    net.align()
+
+    def change(step: int) -> None:
+        if step == 2:
+            plan = tz.plan(net, (X,), layout=f"samples:{links.devices}")
+            if links.members[links.device] == device:
+                strike(links, "gather", die, at=2)
+            net.change_plan(plan, optimizer)
+
+    return told(net, train(net, optimizer, DATA, after=change)) | {"seen": seen}
+
+
+def test_devices_killed_while_all_agree_align_and_change_plans() -> None:
+    found = fates(5, together, 1)
+    agreed(found, (0, 2))
+    assert [fate.what["seen"] for fate in found if fate.kind == "done"] == [[7.5], [7.5]]

@@ -18,7 +18,7 @@ from terrazzo.feed import peers as module
 from terrazzo.feed.form import freeze
 from terrazzo.feed.pantry import SIZE, YES, Address, Pantry
 from terrazzo.feed.peers import Peers, owner_of
-from terrazzo.runtime import hello
+from terrazzo.members import hello
 
 sys.path.insert(0, str(Path(__file__).parent))
 

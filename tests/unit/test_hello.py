@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from terrazzo.runtime import hello
+from terrazzo.members import hello
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"a secret of this run"

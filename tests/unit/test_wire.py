@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from terrazzo.runtime import hello
+from terrazzo.members import hello
 from terrazzo.runtime.wire import Parcel, Wire, WireError, window_bytes
 
 ADDRESS = (socket.AF_INET, "127.0.0.1")

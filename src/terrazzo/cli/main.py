@@ -71,7 +71,19 @@ def parser() -> argparse.ArgumentParser:
     import argparse
     from importlib import metadata
 
-    from terrazzo.cli import bench, check, cluster, completion, data, demo, lab, plan, report, run
+    from terrazzo.cli import (
+        bench,
+        check,
+        cluster,
+        completion,
+        data,
+        demo,
+        lab,
+        plan,
+        power,
+        report,
+        run,
+    )  # fmt: skip
 
     top = argparse.ArgumentParser(
         prog="terrazzo",
@@ -91,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_to(commands)
     lab.add_to(commands)
     data.add_to(commands)
+    power.add_to(commands)
     bench.add_to(commands)
     completion.add_to(commands)
     return top

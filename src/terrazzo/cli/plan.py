@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terrazzo.cli import thrift
 from terrazzo.cli.forecast import show_forecast, show_help, show_rejected
 from terrazzo.cli.model import ModelReference, add_model
 from terrazzo.cli.place import add_presets_flag, cluster_place, is_file, read_topology
@@ -20,7 +22,7 @@ from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
 from terrazzo.planner.prices import Prices
-from terrazzo.planner.search import MEMORY, TIME, Found, Tried
+from terrazzo.planner.search import ENERGY, MEMORY, TIME, Found, Tried
 from terrazzo.records import Graph, Plan
 from terrazzo.records.cluster import Cluster
 from terrazzo.records.profile import Profile
@@ -44,6 +46,8 @@ examples:
       the fastest plan for six boards: groups, layouts, seconds, memory, what limits, what helps
   terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3 --profile profile.json
       the same with what terrazzo cluster profile has measured
+  terrazzo plan net.py:build --input 8x3x224x224 --on 2xpi5,3xpi3 --objective energy
+      which devices take part, in which modes, for the least energy; --power-budget 20W for all
   terrazzo plan terrazzo.zoo.unet:unet --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
@@ -76,7 +80,7 @@ def add_to(commands: Commands) -> None:
         "--profile", type=Path, metavar="FILE", help="what terrazzo cluster profile measured"
     )
     parser.add_argument(
-        "--objective", choices=(TIME, MEMORY), default=TIME,
+        "--objective", choices=(TIME, MEMORY, ENERGY), default=TIME,
         help="what shall be least (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -93,6 +97,13 @@ def add_to(commands: Commands) -> None:
         help="most that a step may take on a device: 700MiB; or one for each: 700MiB,3GiB",
     )
     parser.add_argument(
+        "--power-budget", metavar="WATTS", help="most that all devices together may draw: 20W"
+    )
+    parser.add_argument(
+        "--power", type=Path, metavar="FILE",
+        help="CSV of the devices' modes: device, mode, slowness, busy_w, idle_w",
+    )  # fmt: skip
+    parser.add_argument(
         "--delivery", choices=tuple(DELIVERY), default="uint8",
         help="how the input travels from the one device that reads it, in a step's time; none: "
         "every device has its own (default: %(default)s)",
@@ -104,9 +115,10 @@ def add_to(commands: Commands) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
-    devices, figures = _cluster(options)
+    devices, figures, watts = _cluster(options)
+    objective = TIME if options.objective == ENERGY else options.objective
     wishes = Wishes(
-        options.layout, options.groups, options.passes, options.memory, options.objective,
+        options.layout, options.groups, options.passes, options.memory, objective,
         delivered=DELIVERY[options.delivery],
     )  # fmt: skip
     reference = ModelReference.parse(options.model)
@@ -114,7 +126,19 @@ def plan(options: argparse.Namespace) -> int:
     graph = exported(reference, inputs, training=not options.eval)
     profile = _profile(options, graph, devices, figures)
     screen = Screen()
-    if profile is None:
+    if thrift.is_thrifty(options):
+        if profile is None:
+            raise UsageError(
+                "energy is planned by seconds and watts: measure these devices with terrazzo "
+                "cluster profile, or name kinds, such as --on 6xpi3"
+            )
+        known = replace(wishes, profile=profile)
+        best = thrift.choose(graph, known, options, watts=watts, screen=screen)
+        chosen = best.tried.plan
+        show_plan(view(graph, chosen), screen)
+        prediction = predict(lower(graph, chosen), Prices(best.profile, delivered=wishes.delivered))
+        show_forecast(graph, chosen, prediction, profile=best.profile, screen=screen)
+    elif profile is None:
         chosen = wishes.plan(graph, devices)
         show(graph, chosen, limit=options.memory or "", screen=screen)
     else:
@@ -125,13 +149,15 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cluster(options: argparse.Namespace) -> tuple[int, Profile | None]:
-    """How many devices, and for kinds that have figures a guess of what they can do."""
+def _cluster(
+    options: argparse.Namespace,
+) -> tuple[int, Profile | None, Sequence[float | None]]:
+    """How many devices, and for kinds that have figures a guess of what they can do and draw."""
     text = str(options.on)
     if text.isascii() and text.isdigit() and int(text) > 0:
-        return LocalHosts.parse(text).devices, None
+        return LocalHosts.parse(text).devices, None, ()
     if is_file(text):
-        return len(Cluster.load(Path(text)).devices), None
+        return len(Cluster.load(Path(text)).devices), None, ()
     topology = read_topology(text, options.presets)
     air = topology.air_bits_per_s
     figures = [
@@ -144,7 +170,8 @@ def _cluster(options: argparse.Namespace) -> tuple[int, Profile | None]:
         )
         for device in topology.devices
     ]
-    return len(figures), guessed(figures, air_bytes_per_s=air and air / 8)
+    watts = [device.watts for device in topology.devices]
+    return len(figures), guessed(figures, air_bytes_per_s=air and air / 8), watts
 
 
 def _profile(

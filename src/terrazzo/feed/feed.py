@@ -39,10 +39,12 @@ def feed(
     net: Net,
     *,
     inputs: int = 1,
-    reader: int = 0,
+    reader: int | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
+
+    Left open, the one that ``tz.init`` named reads, which is device 0 by default.
 
     The first ``inputs`` tensors of a batch go into net and arrive as the part a device needs; all
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
@@ -54,12 +56,13 @@ def feed(
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from counted(net.links, source_of(loader, net, **options))
+        yield from counted(net.links, source_of(loader, net, **options), reader=0)
         return
     source = None if loader is None else source_of(loader, net, **options)
-    way = Feed(source, net, inputs=inputs, reader=reader)
+    reads = net.links.reader if reader is None else reader
+    way = Feed(source, net, inputs=inputs, reader=reads)
     way.offers(options.get("cache"))
-    yield from counted(net.links, way)
+    yield from counted(net.links, way, reader=reads)
 
 
 class Alone:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.process import die_with_parent, fork
+from terrazzo.members import hello
 from terrazzo.members.line import exactly
-from terrazzo.runtime import hello
 
 MARK_BYTES = 16
 ASK = struct.Struct("<cQ")

@@ -31,8 +31,8 @@ from terrazzo.feed.pantry import (
     Address,
     read,
 )
+from terrazzo.members import hello
 from terrazzo.members.line import exactly
-from terrazzo.runtime import hello
 
 CALL_S, ANSWER_S = 1.0, 2.0
 LEAST_BYTES_PER_S = 2e6

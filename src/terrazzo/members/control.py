@@ -8,7 +8,6 @@ look like death. The main thread asks it before it lets the result of an operati
 from __future__ import annotations
 
 import contextlib
-import secrets
 import selectors
 import socket
 import threading
@@ -21,6 +20,7 @@ from terrazzo.errors import PeerLost, RunError
 from terrazzo.members import words
 from terrazzo.members.council import Council, Seat, Sends
 from terrazzo.members.health import BEAT_S, Health, stuck_after_s
+from terrazzo.members.hello import Challenge
 from terrazzo.members.line import Line, LineError
 from terrazzo.members.view import View
 
@@ -67,7 +67,7 @@ class Control:
         self._lines = dict(lines)
         now_s = time.monotonic()
         self._health = {device: Health(now_s) for device in lines}
-        self._strangers: dict[Line, float] = {}
+        self._strangers: dict[Line, tuple[float, Challenge]] = {}
         self._guests: set[int] = set()
         self._listener = listener
         self._left: dict[int, tuple[str, float]] = {}
@@ -151,6 +151,8 @@ class Control:
                     )
                 if seat.is_stranded:
                     raise PeerLost(seat.shortage(self.reasons))
+                if not seat.view.members and not self._lines:
+                    raise PeerLost("the run has ended, or its devices are gone: nobody lets it in")
                 if seat.view.epoch > told and not seat.alarmed:
                     told = seat.view.epoch
                     self._deliver(self._council.arrive(self.done))
@@ -277,6 +279,8 @@ class Control:
                 line.push()
                 self._selector.modify(line, selectors.EVENT_READ, line)
             messages = line.hear() if mask & selectors.EVENT_READ else []
+            if line.is_behind:  # a handshake may have waited for what was heard
+                line.push()
             if messages and device is not None:
                 self._health[device].hear(time.monotonic())
             for message in messages:
@@ -284,7 +288,7 @@ class Control:
                     device = self._greeted(line, message)
                 else:
                     self._heed(device, message)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, LookupError) as error:  # also what is no message
             if device is not None and device in self._lines:
                 self._give_up(device, f"lost its connection: {error}")
             elif device is None:
@@ -313,7 +317,7 @@ class Control:
     def _watch(self, now_s: float) -> None:
         """Looks for who is silent or stuck, and whether patience is over."""
         seat = self._council.seat
-        for line, since_s in list(self._strangers.items()):
+        for line, (since_s, _) in list(self._strangers.items()):
             if now_s - since_s > HELLO_S:
                 del self._strangers[line]
                 self._drop(line)
@@ -381,25 +385,26 @@ class Control:
             connection, _ = self._listener.accept()
             connection.setblocking(False)  # a handshake goes on as messages come
             line = Line(self._wrap(connection, True))
-            self._strangers[line] = time.monotonic()
+            self._strangers[line] = (time.monotonic(), Challenge())
             self._selector.register(line, selectors.EVENT_READ, line)
+            line.say(self._strangers[line][1].asks)
 
     def _greeted(self, line: Line, message: Any) -> int | None:
         """A stranger says hello: with the token it becomes a guest, or learns who is here."""
-        kind, token, device, address = message
-        if kind != "hello" or not secrets.compare_digest(str(token), self.token):
-            raise LineError("a stranger")
+        if line not in self._strangers:
+            raise LineError("it has said hello before")
+        device, address, proof = self._strangers[line][1].check(self.token, message)
+        line.say(proof)
         if device is None:
             self._given_ids += 1
             given = 1000 * (self.me + 1) + self._given_ids
             here = {str(d): self.addresses[d] for d in self.view.members if d in self.addresses}
             line.say(["here", given, here])
             return None
-        device = int(device)
         if device in self._lines or device in self.view.members:
             raise LineError("a device of that number is here")
         self._strangers.pop(line, None)
         self._lines[device], self._health[device] = line, Health(time.monotonic())
-        self.addresses[device] = str(address)
+        self.addresses[device] = address
         line.say(["beat", self.entered, self.is_waiting()])
         return device

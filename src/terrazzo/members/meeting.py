@@ -12,6 +12,7 @@ from typing import Any
 
 from terrazzo.errors import LaunchError
 from terrazzo.members.control import Control
+from terrazzo.members.hello import Challenge
 from terrazzo.members.line import CLOSED, HEAD, LONGEST_BYTES, Line, exactly
 from terrazzo.members.view import View
 
@@ -33,17 +34,45 @@ def listening(family: Family, host: str) -> socket.socket:
     return listener
 
 
-def call(where: str, hello: list[Any], *, timeout_s: float, wrap: Wrap) -> socket.socket:
-    """Connects to somebody who listens, and says who calls."""
+def call(
+    where: str, who: tuple[int | None, str], *, token: str, timeout_s: float, wrap: Wrap
+) -> socket.socket:
+    """Connects to somebody who listens, and says who calls and from where.
+
+    Both prove that they know the token, and neither sends it.
+    """
     host, port = where.rsplit(" ", 1)
-    connection = wrap(socket.create_connection((host, int(port)), timeout=timeout_s), False)
-    data = json.dumps(hello).encode()
-    connection.sendall(HEAD.pack(len(data)) + data)
+    plain = socket.create_connection((host, int(port)), timeout=timeout_s)
+    try:
+        connection = wrap(plain, False)
+        challenge = Challenge.read(heard(connection))
+        claim = challenge.claim(token, *who)
+        tell(connection, claim)
+        challenge.confirm(token, claim, heard(connection))
+    except BaseException:
+        plain.close()
+        raise
     return connection
 
 
+def answered(connection: socket.socket, token: str) -> int:
+    """Who has called; OSError, ValueError or TypeError where it is none of the run."""
+    challenge = Challenge()
+    tell(connection, challenge.asks)
+    device, _, proof = challenge.check(token, heard(connection))
+    if device is None:
+        raise ValueError("it comes later, when all are here")
+    tell(connection, proof)
+    return device
+
+
+def tell(connection: socket.socket, message: Any) -> None:
+    data = json.dumps(message).encode()
+    connection.sendall(HEAD.pack(len(data)) + data)
+
+
 def heard(connection: socket.socket) -> Any:
-    """The first message on a fresh connection; OSError or ValueError where it is none."""
+    """The next message of one who is waited for; OSError or ValueError where it is none."""
     (length,) = HEAD.unpack(exactly(connection, HEAD.size, or_say=CLOSED))
     if length > LONGEST_BYTES:
         raise ValueError("too long")
@@ -70,8 +99,9 @@ def meet(
     addresses = {device: get(f"at {device}") for device in range(devices)}
     lines: dict[int, Line] = {}
     for other in range(me):
-        hello = ["hello", token, me, addresses[me]]
-        lines[other] = Line(call(addresses[other], hello, timeout_s=limit_s, wrap=wrap))
+        who = (me, addresses[me])
+        line = call(addresses[other], who, token=token, timeout_s=limit_s, wrap=wrap)
+        lines[other] = Line(line)
     deadline_s = time.monotonic() + limit_s
     while len(lines) < devices - 1:
         listener.settimeout(max(0.1, deadline_s - time.monotonic()))
@@ -79,9 +109,9 @@ def meet(
         connection.settimeout(min(5.0, limit_s))
         with contextlib.suppress(OSError, ValueError, TypeError):
             connection = wrap(connection, True)
-            kind, told, other, _ = heard(connection)
-            if kind == "hello" and secrets.compare_digest(str(told), token):
-                lines[int(other)] = Line(connection)
+            other = answered(connection, token)
+            if other in range(me + 1, devices) and other not in lines:
+                lines[other] = Line(connection)
                 continue
         connection.close()
     view = View(0, tuple(range(devices)), tie)
@@ -103,8 +133,8 @@ def come_later(
     address = f"{own[1]} {listener.getsockname()[1]}"
     lines = {}
     for device, where in here.items():
-        hello = ["hello", token, me, address]
-        lines[device] = Line(call(where, hello, timeout_s=limit_s, wrap=wrap))
+        line = call(where, (me, address), token=token, timeout_s=limit_s, wrap=wrap)
+        lines[device] = Line(line)
     control = Control(
         me, View(-1, (), 0), lines=lines, listener=listener, token=token,
         addresses={**here, me: address}, limit_s=limit_s, wrap=wrap,
@@ -120,7 +150,7 @@ def _introduced(
     trouble = "nobody was named"
     for where in known:
         try:
-            with call(where, ["hello", token, None, ""], timeout_s=limit_s, wrap=wrap) as line:
+            with call(where, (None, ""), token=token, timeout_s=limit_s, wrap=wrap) as line:
                 line.settimeout(limit_s)
                 _, me, here = heard(line)
                 own = (Family(line.family), line.getsockname()[0])

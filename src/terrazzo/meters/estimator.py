@@ -7,6 +7,7 @@ neither, so an estimate is marked as one wherever it appears.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -125,3 +126,16 @@ class Estimator:
         busy_s = self.busy_s() - self._began[1]
         told = self.calibration
         return Reading(joules=told.idle_w * self.share * seconds + told.core_w * busy_s)
+
+
+def machine_busy_s(root: Path) -> Callable[[], float]:
+    """Processor seconds of the whole machine, from /proc/stat."""
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def busy_s() -> float:
+        words = text_of(root / "proc/stat").partition("\n")[0].split()[1:]
+        numbers = [float(word) for word in words] or [0.0] * 8
+        idle = numbers[3] + numbers[4]
+        return (sum(numbers[:8]) - idle) / ticks
+
+    return busy_s

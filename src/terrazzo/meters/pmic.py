@@ -57,12 +57,36 @@ def rails(tool: str) -> dict[str, float]:
     }
 
 
+FLAGS = ("under-voltage", "clock capped", "throttled", "near its limit of heat")
+
+
+def throttling(root: Path) -> list[str]:
+    """What a Raspberry Pi says of itself: now, and since it was started."""
+    tool = _tool(root)
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run(
+            [tool, "get_throttled"], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+        )
+        bits = int(done.stdout.strip().partition("=")[2], 16)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    now = [f"{flag} now" for place, flag in enumerate(FLAGS) if bits >> place & 1]
+    past = [f"{flag} since the start" for place, flag in enumerate(FLAGS) if bits >> 16 + place & 1]
+    return now + past
+
+
+def _tool(root: Path) -> str | None:
+    own = root / "usr/bin/vcgencmd"
+    if own.is_file():
+        return str(own)
+    return shutil.which("vcgencmd") if root == Path("/") else None
+
+
 def probe(root: Path) -> list[Pmic]:
     """A Pi 5's sensor; earlier boards answer with an error, or with no rails."""
-    own = root / "usr/bin/vcgencmd"
-    tool = str(own) if own.is_file() else None
-    if tool is None and root == Path("/"):
-        tool = shutil.which("vcgencmd")
+    tool = _tool(root)
     if tool is None:
         return []
     found = rails(tool)

@@ -45,7 +45,8 @@ STARTS = 3
 """Plans that are improved step by step; each gets half as many trials as the one before."""
 SURE = 0.9
 """Of the time of all on every device: what a plan must promise that spreads work, and may err."""
-TIME, MEMORY = "time", "memory"
+TIME, MEMORY, ENERGY = "time", "memory", "energy"
+"""What shall be least; energy is chosen together with devices and modes (planner.thrift)."""
 LONGEST = 4
 """Layouts that the name of a plan tells."""
 

@@ -17,20 +17,32 @@ from terrazzo.graph.export import Export
 from terrazzo.records import Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import NOTHING, PLAN, Note, compare
+from terrazzo.runtime.recovery import together
 
 if TYPE_CHECKING:
     from terrazzo.runtime.net import Net
 
 
 def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
-    """Moves weights and what belongs to them, and makes the net ready for the plan."""
+    """Moves weights and what belongs to them, and makes the net ready for the plan.
+
+    Where a device is lost meanwhile, plans are made anew anyway.
+    """
+    members = net.links.members
+    together(
+        net.links, lambda: _change(net, plan, optimizers) if net.links.members == members else None
+    )
+
+
+def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     _agree(net, plan)
     key, exported = _planned(net, plan)
     weights = net._weights
     program = net._lowered(exported.graph, plan, anew=True)
     relocation = weights.relocation(weights.wanted(program), optimizers)
+    weights.is_moving = bool(relocation.movers)
     relocation.run()
-    weights.homes = relocation.homes
+    weights.homes, weights.is_moving = relocation.homes, False
     net._plans.adopt(exported.graph, plan)
     if net.links.recorder is not None:
         net.links.recorder.note("plan", call=float(net.calls))

@@ -12,6 +12,7 @@ from terrazzo.runtime.cut import plain
 
 if TYPE_CHECKING:
     from terrazzo.runtime.call import Call
+    from terrazzo.runtime.net import Net
 
 
 class Kept:
@@ -50,3 +51,18 @@ class Kept:
             for name, tensor in call.leaves.items()
             if plain(tensor).shape == self.shapes[name]
         }
+
+
+def forget_calls(net: Net, *, since: int) -> bool:
+    """Buffers are what they were before some calls; False where that is not known any more."""
+    made: list[Call] = sorted(
+        (call for call in net._begun if call.number > since), key=lambda call: call.number
+    )
+    if net.calls - since > len(made) + 1:  # the last may not have come to its end
+        return False
+    if made and made[0].kept is not None:
+        with torch.no_grad():
+            for name, tensor in made[0].kept.buffers.items():
+                made[0].state[name].copy_(tensor)
+    net.calls = since
+    return True

@@ -56,8 +56,14 @@ class Links(Letters):
         """The lines over which members agree on who they are; None: a loss ends the run."""
         self.recovery: Any = None
         """What makes operations anew when members are lost (a Recovery)."""
+        self.board: Any = None
+        """Where members of a new view have found each other (a Board)."""
         self.later: Any = None
         """Where the others are whom this device joins at its first epoch (a Later)."""
+        self.members_file: Path | None = None
+        """Where it is written down for those who come later where the members are."""
+        self.reader = 0
+        """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.rehearsal: Any = None
         """How the script is to be fed for a trial, and when it ends (a Rehearsal)."""
         self.resume_from: Path | None = None

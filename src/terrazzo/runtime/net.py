@@ -108,16 +108,11 @@ class Net(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Whole weights under the model's names; with cut weights, all devices must ask."""
         with self._careful():
-            whole = together(self._links, self._gathered) if self._weights.homes != {} else {}
+            whole = self._weights.gathered(self.place)
         found = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for name, tensor in whole.items():
             found[prefix + name] = tensor
-        return found
-
-    def _gathered(self) -> dict[str, Tensor]:
-        self.place()
-        found: dict[str, Tensor] = self._weights.gather()
         return found
 
     def place(self) -> None:
@@ -175,9 +170,13 @@ class Net(nn.Module):
         Gives the number of tensors that differed.
         """
         with self._careful():
-            changed = align_weights(self._model, self._links, self._weights.kept or {})
+            changed = together(self._links, self._aligned)
         self.realigned += changed
         return changed
+
+    def _aligned(self) -> int:
+        self.place()
+        return align_weights(self._model, self._links, self._weights.kept or {})
 
     def change_plan(self, plan: Plan, *optimizers: Optimizer) -> None:
         """Goes on by another plan; all devices call this with the same plan, between two steps.

@@ -30,10 +30,10 @@ class Recorder:
     A disk that fills up ends the recording, with a word about it, and not the training.
     """
 
-    def __init__(self, folder: Path, device: int) -> None:
+    def __init__(self, folder: Path, device: int, *, every_until: int = EVERY_CALL_UNTIL) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._full = False
+        self._full, self._every_until = False, every_until
         self.device, self.call, self.phase = device, 0, "forward"
         self._file = (folder / f"events-{device}.jsonl").open("a", encoding="utf-8")
         self._lines: list[str] = []
@@ -55,7 +55,7 @@ class Recorder:
 
     @property
     def _sampled(self) -> bool:
-        return self.call <= EVERY_CALL_UNTIL or self.call % THEN_ONE_IN == 0
+        return self.call <= self._every_until or self.call % THEN_ONE_IN == 0
 
     def begin(self, call: int) -> None:
         """A forward call. The first one ends setting up, whose peak is noted and then forgotten."""
@@ -94,7 +94,7 @@ class Recorder:
         ``away_s`` of it went into messages and waiting for them.
         """
         end, call, epoch = time.perf_counter(), self.call, self._epoch
-        if call <= EVERY_CALL_UNTIL or call % THEN_ONE_IN == 0:
+        if call <= self._every_until or call % THEN_ONE_IN == 0:
             start = line_start(self.device, call, self.phase)
             told = "" if group < 0 else f'"group": {group}'
             if kind != "compute" and away_s:

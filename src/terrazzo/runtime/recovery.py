@@ -15,6 +15,7 @@ So all survivors see the same results of the same operations.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -25,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from terrazzo.errors import PeerLost
+from terrazzo.errors import PeerLost, PlanError
 from terrazzo.members.control import Control, Interrupted
 from terrazzo.members.meeting import Wrap, meet, unwrapped
 from terrazzo.members.view import View
@@ -56,6 +57,9 @@ class Host(Protocol):
     def give(self, source: int) -> None: ...
 
     def take(self, source: int) -> None: ...
+
+    def save_last(self) -> str:
+        """There is no going on; gives what was saved and where, in words."""
 
 
 class Recovery:
@@ -88,6 +92,7 @@ class Recovery:
         number = control.done + 1
         control.entered = number
         self.is_inside = True
+        is_anew = False
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -99,6 +104,11 @@ class Recovery:
                 except Interrupted as error:
                     source = self._regroup(number, error)
                     act = attempt if source is None else _taking(take, source)
+                    is_anew = True
+                except PlanError as error:
+                    if is_anew:
+                        raise self._too_few(error) from error
+                    raise
         except PeerLost as error:
             links.fail(error)
             raise
@@ -106,6 +116,12 @@ class Recovery:
             self.is_inside = False
         self._give = give(result)
         return result
+
+    def _too_few(self, error: PlanError) -> PeerLost:
+        """Those who are left have no plan; what they have is saved."""
+        told = "Nothing was saved" if self.host is None else self.host.save_last()
+        count = "1 device is" if self.links.devices == 1 else f"{self.links.devices} devices are"
+        return PeerLost(f"{count} left, too few: {error} {told}.")
 
     def _regroup(self, number: int, error: Interrupted) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
@@ -149,6 +165,8 @@ class Recovery:
     def _tell(self, before: Sequence[int], view: View) -> None:
         self.regrouped += 1
         links = self.links
+        if self.host is not None:
+            tell_where(links)
         if links.recorder is not None:
             links.recorder.note("regroup", devices=float(links.devices), took_s=self.took_s)
         if links.device == 0:
@@ -265,10 +283,28 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
     if links.device == 0:
         print(
             f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
-            f"with device {tie}",
+            f"with device {tie}, which reads the data",
             file=sys.stderr,
             flush=True,
         )
+
+
+def tell_where(links: Links) -> None:
+    """Writes down where the members are, for those who come later; only its owner can read it."""
+    control, path = links.control, links.members_file
+    if control is None or path is None or links.device != 0:
+        return
+    here = [control.addresses[member] for member in links.members if member in control.addresses]
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch(mode=0o600)
+        beside.write_text(
+            json.dumps({"addresses": here, "token": control.token}) + "\n", encoding="utf-8"
+        )
+        beside.replace(path)
+    except OSError as error:
+        print(f"terrazzo: nobody can join: {path}: {error}", file=sys.stderr, flush=True)
 
 
 def encrypted(credentials: Credentials) -> Wrap:

@@ -38,6 +38,7 @@ def regroup(links: Links, control: Control, view: View) -> None:
 
 
 def _connect(links: Links, board: Board) -> None:
+    links.board = board  # torch keeps the half of it that is not Python's
     baseline = connections()
     links.begin(baseline)
     dist.init_process_group(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from terrazzo.errors import PeerLost
 from terrazzo.runtime.agreement import NOTHING, STATE, Note, compare
 from terrazzo.runtime.cut import Home, cut, plain
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.recovery import together
 from terrazzo.runtime.relocation import Relocation
 from terrazzo.runtime.spares import Spares
 from terrazzo.schedule import Program
@@ -28,7 +29,9 @@ class Weights:
         self.homes: dict[str, Home] | None = None
         """By the parameter's name in the model; None until a plan for these devices is known."""
         self.spares: Spares | None = None
-        self._before: dict[str, Home] = {}
+        self.is_moving = False
+        """Whether they are on their way from one plan's places to another's."""
+        self._before: Mapping[str, Home] = {}
         """Where they lived, as long as there is no such plan."""
 
     @property
@@ -74,9 +77,13 @@ class Weights:
         """Other devices are here: parts of weights must come from copies, where there are any."""
         if self.spares is not None:
             self.spares.follow()
-        if not self.homes or list(kept) == list(range(len(next(iter(self.homes.values())).boxes))):
+        homes = self.homes or {}
+        count = len(next(iter(homes.values())).boxes) if homes else len(kept)
+        if not self.is_moving and list(kept) == list(range(count)):
             return
-        name = next(iter(self.homes))
+        if not self.is_moving and not homes:
+            return
+        name = next(iter(homes), "that was about to be cut")
         try:
             if self.spares is None:
                 raise PeerLost("nobody keeps a copy: tz.Run(net, optimizer, loader=...) would")
@@ -87,7 +94,7 @@ class Weights:
                 f"it is gone, and {error}. Start again from the last checkpoint, or keep weights "
                 "whole (a layout of tiles or samples)."
             ) from error
-        self._before, self.homes = self.homes, None
+        self._before, self.homes, self.is_moving = homes, None, False
 
     @contextlib.contextmanager
     def shown_whole(self) -> Iterator[None]:
@@ -107,16 +114,21 @@ class Weights:
             for owner, last, real in hidden:
                 owner[last] = real
 
-    def gather(self) -> dict[str, Tensor]:
-        """The cut parameters whole, on all devices together."""
-        if not self.homes:
+    def gathered(self, place: Callable[[], None]) -> dict[str, Tensor]:
+        """The cut parameters whole, on all devices together; ``place`` brings back lost parts."""
+        if not self.homes and not self.is_astray:
             return {}
-        self.links.where = "bringing cut weights together"
-        compare(self.links, Note(STATE, 0, "", NOTHING), explain="net.state_dict()")
-        return {
-            name: home.gather(plain(self.model.get_parameter(name)))
-            for name, home in self.homes.items()
-        }
+
+        def attempt() -> dict[str, Tensor]:
+            place()
+            self.links.where = "bringing cut weights together"
+            compare(self.links, Note(STATE, 0, "", NOTHING), explain="net.state_dict()")
+            return {
+                name: home.gather(plain(self.model.get_parameter(name)))
+                for name, home in (self.homes or {}).items()
+            }
+
+        return together(self.links, attempt)
 
     def parts(self, state: dict[str, Any], prefix: str) -> None:
         """Replaces whole weights, about to be loaded, by the parts that live here."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from terrazzo.runtime import hello
+from terrazzo.members import hello
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -5,7 +5,7 @@
     listener ──▶ caller     its own proof over both
 
 Callers are heard all at once. One who is silent, slow or wrong is hung up on, and meanwhile the
-others get through.
+others get through. On lines of members the same is said in JSON (``Challenge``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import secrets
 import selectors
 import socket
@@ -20,6 +21,7 @@ import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from terrazzo.members.line import exactly
 
@@ -175,3 +177,50 @@ def _drop(
 def _proof(secret: bytes, who: bytes, listening: bytes, calling: bytes, device: int) -> bytes:
     text = b"terrazzo hello 1 " + who + listening + calling + struct.pack("<I", device)
     return hmac.new(secret, text, hashlib.sha256).digest()
+
+
+class Challenge:
+    """The same in messages of plain data, for those who may also tell where they are."""
+
+    def __init__(self, nonce: str | None = None) -> None:
+        self.nonce = nonce or secrets.token_hex(NONCE_BYTES)
+
+    @property
+    def asks(self) -> list[Any]:
+        """What the listener says first."""
+        return ["nonce", self.nonce]
+
+    @classmethod
+    def read(cls, message: Any) -> Challenge:
+        """The caller's view of it."""
+        kind, nonce = message
+        if kind != "nonce" or not isinstance(nonce, str) or len(nonce) != 2 * NONCE_BYTES:
+            raise ValueError("no hello")
+        return cls(nonce)
+
+    def claim(self, secret: str, device: int | None, address: str) -> list[Any]:
+        """What the caller answers."""
+        own = secrets.token_hex(NONCE_BYTES)
+        return ["hello", own, device, address, self._sign(secret, "call", own, device, address)]
+
+    def check(self, secret: str, message: Any) -> tuple[int | None, str, list[Any]]:
+        """Who calls, from where, and what to answer; OSError, where it does not know the secret."""
+        kind, own, device, address, seen = message
+        if kind != "hello" or not isinstance(own, str) or not isinstance(address, str):
+            raise ValueError("no hello")
+        device = None if device is None else int(device)
+        if not hmac.compare_digest(str(seen), self._sign(secret, "call", own, device, address)):
+            raise OSError("a stranger")
+        return device, address, ["proof", self._sign(secret, "answer", own, device, address)]
+
+    def confirm(self, secret: str, claim: list[Any], message: Any) -> None:
+        """Makes sure that the listener knows the secret too."""
+        kind, seen = message
+        _, own, device, address, _ = claim
+        wanted = self._sign(secret, "answer", own, device, address)
+        if kind != "proof" or not hmac.compare_digest(str(seen), wanted):
+            raise OSError("who answered does not know this run's secret")
+
+    def _sign(self, secret: str, who: str, own: str, device: int | None, address: str) -> str:
+        text = json.dumps(["terrazzo line 1", who, self.nonce, own, device, address])
+        return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()

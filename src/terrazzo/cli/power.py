@@ -1,0 +1,222 @@
+"""``terrazzo power``: what a device can tell of its power, its modes, and which is best."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from terrazzo.cli.tuning import add_tune
+from terrazzo.cli.verb import add_verb
+from terrazzo.errors import KnobError, UsageError
+from terrazzo.meters import ina3221, pmic
+from terrazzo.meters.estimator import Calibration, kept, machine_busy_s
+from terrazzo.meters.meter import Meter, text_of
+from terrazzo.meters.probe import find
+from terrazzo.meters.sampler import Sampler
+from terrazzo.power.keeper import Keeper, usual_path
+from terrazzo.power.panel import Panel
+from terrazzo.power.presets import presets
+from terrazzo.power.sysfs import Sysfs
+from terrazzo.records.event import read_events
+from terrazzo.records.modes import value_text
+from terrazzo.records.power import (
+    METER_FILE,
+    calibration_path,
+    parse_joules,
+    parse_watts,
+    watts_text,
+)
+from terrazzo.report.screen import Screen
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXAMPLES = """\
+examples:
+  terrazzo power show
+      what this device can measure, which knobs it has, how they stand
+  terrazzo power tune train.py --objective energy --max-slowdown 1.2
+      measure a few modes inside of the training, choose one, go on in it, put all back at the end
+  terrazzo power tune --from table.csv --objective edp
+      choose from measurements that you have, without any device
+  terrazzo power calibrate --idle 2.7W --busy 6.3W
+      what a USB meter shows while the device is idle, and with all cores at work
+"""
+LOOK_S = 1.0
+
+
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "power",
+        help="measure energy, know the power modes, choose the best one",
+        description="Measure the energy of devices, foretell time and power of their modes, and "
+        "choose the one that suits.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = add_verb(verbs, "show", "tell what this device can measure and change")
+    show.add_argument("--meter", type=Path, metavar="FILE", help="lines of an external meter")
+    show.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=argparse.SUPPRESS)
+    show.set_defaults(command=show_power)
+    add_tune(verbs)
+    calibrate = add_verb(verbs, "calibrate", "teach the estimator what a real meter shows")
+    calibrate.add_argument("--idle", metavar="WATTS", help="shown while the device is idle")
+    calibrate.add_argument("--busy", metavar="WATTS", help="shown while all cores work")
+    calibrate.add_argument("--run", type=Path, metavar="FOLDER", help="a recorded run, and")
+    calibrate.add_argument("--energy", metavar="JOULES", help="what the meter counted in it: 1.4Wh")
+    calibrate.set_defaults(command=calibrate_power)
+    restore = add_verb(verbs, "restore", "put back what a killed command has left")
+    restore.set_defaults(command=restore_power)
+
+
+# ---- show --------------------------------------------------------------------------------------
+
+
+def show_power(options: argparse.Namespace) -> int:
+    screen, root = Screen(), options.root
+    sysfs = Sysfs(root)
+    panel = Panel.find(sysfs)
+    if root == Path("/"):
+        _restore_left(panel, screen)
+    model = text_of(root / "proc/device-tree/model")
+    screen.line(f"power of {model or 'this device'}", "bold")
+    _show_meters(options, screen)
+    _show_knobs(panel, root, screen)
+    _show_heat(root, screen)
+    return 0
+
+
+def _restore_left(panel: Panel, screen: Screen) -> None:
+    try:
+        words = Keeper(usual_path(os.environ)).restore_left(panel)
+    except KnobError as error:
+        words = str(error)
+    if words:
+        screen.line(words, "bold")
+
+
+def _show_meters(options: argparse.Namespace, screen: Screen) -> None:
+    told = kept(calibration_path(os.environ), options.root)
+    found = find(
+        options.root, calibration=told, external=options.meter, busy_s=machine_busy_s(options.root)
+    )
+    screen.title("Energy: " + ("measured" if found.is_measured else "estimated, not measured"))
+    with Sampler(found.used) as sampler:
+        begun = sampler.begin()
+        time.sleep(LOOK_S)
+        taken = sampler.end(begun)
+    for meter in found.used:
+        screen.line(f"{meter.name}: covers the {meter.covers}{_parts(meter)}")
+    screen.line(f"now {watts_text(taken.mean_w)}{'' if found.is_measured else ' (estimated)'}")
+    if not found.is_measured:
+        screen.line(
+            f"The estimate is {watts_text(told.idle_w)} and {watts_text(told.core_w)} for each "
+            f"busy core ({told.source}); terrazzo power calibrate improves it.", "dim",
+        )  # fmt: skip
+    for meter in found.all:
+        if meter not in found.used:
+            screen.line(f"also there, not added: {meter.name}", "dim")
+    for problem in found.problems:
+        screen.line(f"not used: {problem}", "dim")
+
+
+def _parts(meter: Meter) -> str:
+    if not isinstance(meter, ina3221.Ina3221) or not meter.parts:
+        return ""
+    parts = ", ".join(f"{rail.label} {watts_text(rail.watts())}" for rail in meter.parts)
+    return f"; parts of it: {parts}"
+
+
+def _show_knobs(panel: Panel, root: Path, screen: Screen) -> None:
+    screen.title("Knobs")
+    if not panel.parts:
+        screen.line(
+            "This device shows none: no cpufreq, no devfreq, no cores to switch. A virtual machine "
+            "and most containers have none; its modes are left as they are."
+        )
+        return
+    governors, mode = panel.governors, panel.read()
+    for name, values in panel.knobs.items():
+        low, high = value_text(name, values[0]), value_text(name, values[-1])
+        governor = f", moved by {governors[name]}" if name in governors else ""
+        screen.line(
+            f"{name}: {low} to {high} in {len(values)} steps; now {value_text(name, mode[name])}"
+            f"{governor}"
+        )
+    for preset in presets(root, panel.knobs):
+        words = preset.mode.text if preset.mode else f"left alone: {preset.reason}"
+        here = " (now)" if preset.mode == mode else ""
+        screen.line(f"preset {preset.name}{here}: {words}")
+
+
+def _show_heat(root: Path, screen: Screen) -> None:
+    zones = []
+    for path in sorted((root / "sys/class/thermal").glob("thermal_zone*/temp")):
+        text, name = text_of(path), text_of(path.parent / "type") or path.parent.name
+        if text.lstrip("-").isdigit() and -40_000 < int(text) < 200_000:
+            zones.append(f"{name} {int(text) / 1e3:.0f}")
+    cores = (root / "sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
+    throttled = sum(int(text_of(path) or 0) for path in cores)
+    words = [f"degrees C: {', '.join(zones)}"] if zones else []
+    words += [f"cores were throttled for heat {throttled} times"] if throttled else []
+    words += pmic.throttling(root)
+    if words:
+        screen.title("Heat")
+        for text in words:
+            screen.line(text)
+
+
+# ---- calibrate, restore ------------------------------------------------------------------------
+
+
+def calibrate_power(options: argparse.Namespace) -> int:
+    """Two readings, or the energy of a run: then the estimator knows better."""
+    screen, path = Screen(), calibration_path(os.environ)
+    before = kept(path, Path("/"))
+    readings: list[tuple[float, float]] = []
+    if options.idle:
+        readings.append((0.0, parse_watts(options.idle)))
+    if options.busy:
+        readings.append((float(os.cpu_count() or 1), parse_watts(options.busy)))
+    if options.run is not None:
+        if not options.energy:
+            raise UsageError("--run also needs --energy, what your meter counted in it: 1.4Wh")
+        readings.append(_run_reading(options.run, parse_joules(options.energy)))
+    if not readings:
+        raise UsageError("no reading: say --idle 2.7W, --busy 6.3W, or --run FOLDER --energy 1.4Wh")
+    told = Calibration.fit(readings, before=before)
+    told.save(path)
+    screen.line(
+        f"idle {watts_text(told.idle_w)}, {watts_text(told.core_w)} for each busy core, off by up "
+        f"to {told.error:.0%} (from {told.source}); kept in {path}"
+    )
+    if METER_FILE not in os.environ:
+        screen.line(
+            f"A meter that writes lines into a file measures runs itself: {METER_FILE}=FILE", "dim"
+        )
+    return 0
+
+
+def _run_reading(folder: Path, joules: float) -> tuple[float, float]:
+    """Busy cores and watts of a run on this device, from the joules that a meter counted."""
+    notes = [e for e in read_events(folder) if e.name == "energy"] if folder.is_dir() else []
+    seconds = max((n.begin_s for n in notes), default=0.0) - min(
+        (n.begin_s for n in notes), default=0.0
+    )
+    if seconds < 1:
+        raise UsageError(f"{folder} holds no run of a second or more with notes of its energy")
+    busy_s = 0.0
+    for device in {note.device for note in notes}:
+        own = [dict(n.values).get("busy_s", 0.0) for n in notes if n.device == device]
+        busy_s += max(own) - min(own)
+    return busy_s / seconds, joules / seconds
+
+
+def restore_power(options: argparse.Namespace) -> int:
+    words = Keeper(usual_path(os.environ)).restore_left(Panel.find(Sysfs()))
+    Screen().line(words or "nothing to put back: no command left this device changed")
+    return 0

@@ -1,0 +1,113 @@
+"""What came of tuning: the picture of all modes, the choice in words, and files of both."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from terrazzo.cli.report import save
+from terrazzo.power.phases import Schedule
+from terrazzo.power.selector import Choice, Goal, pareto
+from terrazzo.power.tuner import Tuning
+from terrazzo.records.modes import Measured, Mode, ModeTable
+from terrazzo.records.power import joules_text, watts_text
+from terrazzo.records.units import seconds_text
+from terrazzo.report.modesview import (
+    CHOSEN,
+    FORETOLD,
+    FRONT,
+    MEASURED,
+    ModesView,
+    Spot,
+    keys,
+    modes_page,
+    picture,
+)
+from terrazzo.report.screen import Screen
+
+
+@dataclass
+class Outcome:
+    """All that is told at the end."""
+
+    tuning: Tuning
+    title: str
+    remarks: list[str]
+    named: list[tuple[str, str, Mode]]
+    """Kind, label and mode of presets and of the state before."""
+
+
+def show_schedule(found: Schedule, screen: Screen) -> None:
+    screen.title("A mode for each phase (of one step each)")
+    for name, option in found.modes:
+        screen.line(
+            f"{name}: {option.mode.text}; {seconds_text(option.step_s)}, "
+            f"{joules_text(option.step_j)}, {watts_text(option.power_w)}"
+        )
+    if found.changes:
+        screen.line(f"That saves {found.saved:.1%} against one mode for all, changes paid for.")
+    else:
+        screen.line("Changing modes between phases does not pay: one mode for all.")
+
+
+def finish(outcome: Outcome, goal: Goal, options: argparse.Namespace, screen: Screen) -> None:
+    view = _view(outcome, goal)
+    screen.title(view.title)
+    for row in picture(view, width=min(screen.width, 90)):
+        screen.raw(row)
+    screen.keys(*keys(view), style="dim")
+    for text in view.words:
+        screen.line(text)
+    if options.save is not None:
+        rows = tuple(outcome.tuning.rows)
+        ModeTable(rows[0].mode.knobs, rows).save(options.save)
+        screen.line(f"measurements: {options.save}")
+    if options.html is not None:
+        save(options.html, modes_page(view))
+        screen.line(f"page: {options.html}")
+
+
+def _view(outcome: Outcome, goal: Goal) -> ModesView:
+    tuning, best = outcome.tuning, outcome.tuning.choice.best
+    front = {option.mode for option in pareto(tuning.options)}
+    spots = [
+        Spot(
+            FRONT if option.mode in front else FORETOLD,
+            option.mode.text,
+            option.step_s,
+            option.step_j,
+        )
+        for option in tuning.options
+        if not option.is_measured
+    ]
+    spots += [Spot(MEASURED, row.mode.text, row.step_s, row.step_j) for row in tuning.rows]
+    rows = {row.mode: row for row in tuning.rows}
+    for kind, label, mode in outcome.named:
+        row = rows.get(mode)
+        if row is not None:
+            spots.append(Spot(kind, f"{label} ({mode.text})", row.step_s, row.step_j))
+    spots.append(Spot(CHOSEN, best.mode.text, best.step_s, best.step_j))
+    words = (_chosen(tuning.choice, goal), *_compared(outcome, rows), *outcome.remarks)
+    return ModesView(outcome.title, words, tuple(spots))
+
+
+def _chosen(choice: Choice, goal: Goal) -> str:
+    best = choice.best
+    return (
+        f"Chosen for {goal.objective}: {best.mode.text}; {seconds_text(best.step_s)} "
+        f"(±{best.time_doubt:.0%}), {watts_text(best.power_w)} (±{best.power_doubt:.0%}), "
+        f"{joules_text(best.step_j)} a step. {choice.words[0].upper()}{choice.words[1:]}."
+    )
+
+
+def _compared(outcome: Outcome, rows: dict[Mode, Measured]) -> list[str]:
+    """The choice beside what the device would do by itself or in a preset."""
+    best, found = outcome.tuning.choice.best, []
+    for _, label, mode in outcome.named:
+        row = rows.get(mode)
+        if row is not None and mode != best.mode:
+            found.append(
+                f"Against {label}: {best.step_j / row.step_j - 1:+.0%} energy, "
+                f"{best.step_s / row.step_s - 1:+.0%} time."
+            )
+    return found

@@ -1,0 +1,156 @@
+"""Modes for phases of training: an input-bound first epoch, later ones, evaluation, waiting.
+
+Changing modes costs time and energy itself. The cheapest sequence of modes, with every change paid
+for, is found phase by phase; if it does not save more than is doubtful against one mode for all,
+one mode it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from terrazzo.errors import PowerError, UsageError
+from terrazzo.power.selector import EDP, TIME, Goal, Option, fastest_s, holds
+from terrazzo.records.modes import Mode
+
+CANDIDATES = 60
+"""Modes of a phase that are looked at, the best ones."""
+PAYS = 0.01
+"""What changing modes has to save, relatively: less is below the error of measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """So many steps of one kind, and what they take in each mode."""
+
+    name: str
+    steps: float
+    options: Sequence[Option]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What going from one mode to another takes."""
+
+    seconds: float = 0.05
+    joules: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A mode for every phase, and what all phases take together."""
+
+    modes: tuple[tuple[str, Option], ...]
+    seconds: float
+    joules: float
+    changes: int
+    best_of_one: Option
+    """The mode to use if it were one for all."""
+    saved: float
+    """Against that, relatively; 0 where one mode is used for all."""
+
+
+def schedule(phases: Sequence[Phase], goal: Goal, change: Change | None = None) -> Schedule:
+    """The cheapest modes for phases in this order."""
+    if goal.objective == EDP:
+        raise UsageError("phases are chosen by energy or time: energy times delay does not add up")
+    if not phases:
+        raise UsageError("there are no phases to choose modes for")
+    cost = change or Change()
+    one = _one_for_all(phases, goal)
+    several = _each_its_own(phases, goal, cost)
+    single = [one[phase.name] for phase in phases]
+    single_value, several_value = (_total(phases, picks, goal, cost) for picks in (single, several))
+    saved = 1 - several_value / single_value
+    picks, saved = (several, saved) if saved > PAYS else (single, 0.0)
+    return _schedule(phases, picks, cost, best=single[0], saved=saved)
+
+
+def _value(option: Option, goal: Goal) -> float:
+    return option.step_s if goal.objective == TIME else option.step_j
+
+
+def _price(change: Change, goal: Goal) -> float:
+    return change.seconds if goal.objective == TIME else change.joules
+
+
+def _fine(phase: Phase, goal: Goal) -> list[Option]:
+    fastest = fastest_s(phase.options)
+    found = [option for option in phase.options if holds(option, goal, fastest)]
+    if not found:
+        raise PowerError(f"in phase {phase.name} no mode keeps what must hold: ask for less")
+    return sorted(found, key=lambda option: _value(option, goal))
+
+
+def _one_for_all(phases: Sequence[Phase], goal: Goal) -> Mapping[str, Option]:
+    tables = {
+        phase.name: {option.mode: option for option in _fine(phase, goal)} for phase in phases
+    }
+    shared: set[Mode] = set.intersection(*(set(table) for table in tables.values()))
+    if not shared:
+        raise PowerError(
+            "no mode keeps what must hold in every phase: ask for less, or give each mode for all "
+            "phases"
+        )
+
+    def total(mode: Mode) -> float:
+        return sum(phase.steps * _value(tables[phase.name][mode], goal) for phase in phases)
+
+    best = min(shared, key=total)
+    return {name: table[best] for name, table in tables.items()}
+
+
+def _each_its_own(phases: Sequence[Phase], goal: Goal, change: Change) -> list[Option]:
+    """The cheapest way through the phases; what a phase shares with its neighbours stays in."""
+    rows = [_fine(phase, goal) for phase in phases]
+    best_modes = {option.mode for row in rows for option in row[:CANDIDATES]}
+    rows = [[option for option in row if option.mode in best_modes] for row in rows]
+    price = _price(change, goal)
+    costs = [phases[0].steps * _value(option, goal) for option in rows[0]]
+    back: list[list[int]] = []
+    for phase, before, row in zip(phases[1:], rows[:-1], rows[1:], strict=True):
+        least = min(range(len(before)), key=costs.__getitem__)
+        places = {option.mode: place for place, option in enumerate(before)}
+        ways, origins = [], []
+        for option in row:
+            origin, way = least, costs[least] + price
+            same = places.get(option.mode)
+            if same is not None and costs[same] <= way:
+                origin, way = same, costs[same]
+            ways.append(way + phase.steps * _value(option, goal))
+            origins.append(origin)
+        costs, back = ways, [*back, origins]
+    place = min(range(len(costs)), key=costs.__getitem__)
+    picks = [rows[-1][place]]
+    for row, origins in zip(reversed(rows[:-1]), reversed(back), strict=True):
+        place = origins[place]
+        picks.append(row[place])
+    return picks[::-1]
+
+
+def _changes(picks: Sequence[Option]) -> int:
+    return sum(a.mode != b.mode for a, b in pairwise(picks))
+
+
+def _total(phases: Sequence[Phase], picks: Sequence[Option], goal: Goal, change: Change) -> float:
+    work = sum(p.steps * _value(o, goal) for p, o in zip(phases, picks, strict=True))
+    return work + _changes(picks) * _price(change, goal)
+
+
+def _schedule(
+    phases: Sequence[Phase], picks: Sequence[Option], change: Change, *, best: Option, saved: float
+) -> Schedule:
+    pairs = list(zip(phases, picks, strict=True))
+    changes = _changes(picks)
+    return Schedule(
+        modes=tuple((phase.name, option) for phase, option in pairs),
+        seconds=sum(phase.steps * option.step_s for phase, option in pairs)
+        + changes * change.seconds,
+        joules=sum(phase.steps * option.step_j for phase, option in pairs)
+        + changes * change.joules,
+        changes=changes,
+        best_of_one=best,
+        saved=saved,
+    )

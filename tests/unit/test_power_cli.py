@@ -1,0 +1,271 @@
+"""``terrazzo power``: on file trees of simulated boards, from tables, and under a real training."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.boards.sensors import HWMON
+from terrazzo.cli.main import main
+from terrazzo.cli.tuning import _steer
+from terrazzo.errors import PowerError, UsageError
+from terrazzo.power.phases import Change, Phase, schedule
+from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
+from terrazzo.power.simulated import rigged
+from terrazzo.records.modes import Mode, ModeTable
+from terrazzo.report.screen import Screen
+
+WORK = Workload("test", flops=2e10, bytes=2e9, launches=300, input_cycles=1e8)
+TABLE = """cores,cpu_mhz,time_s,power_w
+1,1000,4.0,3.0
+2,1000,2.1,3.6
+4,1000,1.2,4.8
+1,1500,2.8,3.5
+2,1500,1.5,4.6
+4,1500,0.85,7.0
+1,2000,2.2,4.4
+2,2000,1.15,6.4
+4,2000,0.7,10.5
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Nothing of the user's own is read or written."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def table(tmp_path: Path, text: str = TABLE) -> str:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return str(path)
+
+
+class TestShow:
+    def test_a_jetson(self, tmp_path, capsys):
+        Rig(load_board("orin-like"), tmp_path / "board", workload=WORK)
+        assert main(["power", "show", "--root", str(tmp_path / "board")]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "Energy: measured INA3221 VDD_IN: covers the board; parts of it" in text
+        assert "gpu_hz: GPU 115 MHz to GPU 918 MHz in 9 steps; now GPU 918 MHz, moved by" in text
+        assert "preset MAXN (now): 8 cores, CPU 1.98 GHz" in text
+        assert "preset REBOOT_7W: left alone" in text
+        assert "degrees C: cpu-thermal 35" in text
+
+    def test_a_pi_that_is_too_hot(self, tmp_path, capsys):
+        rig = Rig(load_board("pi-like"), tmp_path / "board", workload=WORK)
+        rig.share, rig.temperature_c = 0.8, 86.0
+        rig.pause(0.1)
+        assert main(["power", "show", "--root", str(tmp_path / "board")]) == 0
+        text = capsys.readouterr().out
+        assert "PMIC, 4 rails summed" in text
+        assert "throttled since the start" in text
+
+    def test_nothing_at_all(self, tmp_path, capsys):
+        assert main(["power", "show", "--root", str(tmp_path)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "estimated, not measured" in text and "off by up to 50%" in text
+        assert "This device shows none" in text
+
+
+class TestTables:
+    def test_the_best_of_a_table(self, tmp_path, capsys):
+        arguments = ["power", "tune", "--from", table(tmp_path), "--html", "modes.html"]
+        assert main([*arguments, "--objective", "time", "--max-power", "8W"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "Chosen for time: 4 cores, cpu_mhz 1500" in text
+        assert "nothing was run" in text
+        page = Path("modes.html").read_text()
+        assert page.count("<circle") > 9 and "http" not in page
+
+    def test_a_limit_nothing_keeps(self, tmp_path, capsys):
+        assert main(["power", "tune", "--from", table(tmp_path), "--max-power", "2W"]) == 2
+        assert "the least is 3.00 W" in capsys.readouterr().err
+
+    def test_bad_rows_are_named_and_left_out(self, tmp_path, capsys):
+        bad = "2,1250,,4\n2,1250,1.5\n2,1750,-1,4\n4,2000,9.9,10.5\n2,x,1,1\n\n"
+        assert main(["power", "tune", "--from", table(tmp_path, TABLE + bad)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        for words in (
+            "line 11 of", "time_s is missing", "it has 3 cells, the first line has 4",
+            "time_s is -1", "could not convert", "lines 10, 14 of", "contradict each other",
+        ):  # fmt: skip
+            assert words in text
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "has columns none"),
+            ("cores,time_s\n1,2\n", "one of power_w"),
+            ("cores,time_s,time_ms,power_w\n", "one of time_s"),
+            ("cores,time_s,power_w\n1,2,3\n", "1 usable modes, at least 3"),
+            ("a,a,time_s,power_w\n1,1,2,3\n", "has columns a, a"),
+        ],
+    )
+    def test_files_that_are_no_tables(self, tmp_path, text, words):
+        with pytest.raises(UsageError, match=words):
+            ModeTable.load(Path(table(tmp_path, text)))
+
+    def test_units_repeats_and_saving(self, tmp_path):
+        text = "cores,time_ms,power_mw\n1,2000,3000\n1,2100,3000\n2,1000,4000\n4,500,9000\n"
+        found = ModeTable.load(Path(table(tmp_path, text)))
+        assert found.rows[0].step_s == pytest.approx(2.05)
+        assert found.rows[0].power_w == pytest.approx(3.0)
+        found.save(tmp_path / "again.csv")
+        assert ModeTable.load(tmp_path / "again.csv").rows == found.rows
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "tune what?"),
+            (["--from", "t.csv", "--simulate", "pi-like"], "tune what?"),
+            (["--simulate", "pi-like", "--deadline", "6h"], "needs --steps"),
+            (["--simulate", "pi-like", "--modes", "2"], "at least 4"),
+            (["--simulate", "toaster"], "no simulated board toaster"),
+            (["missing.py"], "no script missing.py"),
+            (["--from", "missing.csv"], "cannot be read"),
+            (["--from", "t.csv", "--max-slowdown", "0.5"], "faster than the fastest"),
+        ],
+    )
+    def test_usage(self, arguments, words, capsys):
+        assert main(["power", "tune", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+class TestPhases:
+    """A phase that waits for input, and one that computes."""
+
+    def options(self, *figures: tuple[float, float]) -> list[Option]:
+        return [
+            Option(Mode.of({"clock": place}), step_s, power_w, 0.001, 0.001)
+            for place, (step_s, power_w) in enumerate(figures)
+        ]
+
+    def phases(self, steps: float) -> list[Phase]:
+        waiting = self.options((1.0, 4.0), (1.0, 10.0))
+        computing = self.options((4.0, 6.0), (1.0, 10.0))
+        return [Phase("input", steps, waiting), Phase("compute", steps, computing)]
+
+    def test_each_phase_has_its_own_mode_where_that_pays(self):
+        found = schedule(self.phases(1000), Goal(ENERGY))
+        assert [option.mode["clock"] for _, option in found.modes] == [0, 1]
+        assert found.changes == 1
+        assert found.joules == pytest.approx(1000 * 4 + 1000 * 10 + 0.5)
+        assert found.saved == pytest.approx(1 - 14000.5 / 20000)
+
+    def test_where_changing_costs_more_than_it_saves_nothing_changes(self):
+        found = schedule(self.phases(1000), Goal(ENERGY), Change(seconds=60, joules=7000))
+        assert found.changes == 0 and found.saved == 0.0
+        assert {option.mode["clock"] for _, option in found.modes} == {1}
+
+    def test_in_a_long_row_of_short_phases_only_what_pays_changes(self):
+        row = self.phases(10) * 5
+        found = schedule(row, Goal(ENERGY), Change(joules=1.0))
+        assert found.changes == 9
+        assert schedule(row, Goal(ENERGY), Change(joules=1000.0)).changes == 0
+
+    def test_limits_hold_in_every_phase(self):
+        with pytest.raises(PowerError, match="in phase compute"):
+            schedule(
+                [
+                    Phase("input", 1, self.options((1, 4))),
+                    Phase("compute", 1, self.options((1, 9))),
+                ],
+                Goal(ENERGY, max_power_w=5),
+            )
+        with pytest.raises(PowerError, match="in every phase"):
+            schedule(
+                [
+                    Phase("input", 1, self.options((1, 4), (1, 9))),
+                    Phase("compute", 1, self.options((1, 9), (1, 4))),
+                ],
+                Goal(ENERGY, max_power_w=5),
+            )
+        with pytest.raises(UsageError, match="does not add up"):
+            schedule(self.phases(1), Goal(EDP))
+
+    def test_a_table_with_phases(self, tmp_path, capsys):
+        lines = ["clock,time_s,power_w,phase"]
+        for clock in (1, 2, 4):
+            lines.append(f"{clock},1.0,{2 + clock},input")
+            lines.append(f"{clock},{4 / clock},{2 + clock},compute")
+        path = table(tmp_path, "\n".join(lines))
+        assert main(["power", "tune", "--from", path]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "input: clock 1" in text and "compute: clock 4" in text
+        assert "against one mode for all" in text
+        assert schedule(self.phases(9), Goal(TIME)).changes == 0
+
+
+def test_a_meters_readings_are_kept_for_the_estimator(tmp_path, capsys):
+    assert main(["power", "calibrate", "--idle", "2.7W", "--busy", "6.3W"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "idle 2.70 W" in text and "off by up to 10%" in text
+    assert main(["power", "show", "--root", str(tmp_path)]) == 0
+    assert "off by up to 10%" in capsys.readouterr().out
+    assert main(["power", "calibrate"]) == 2
+    assert main(["power", "calibrate", "--run", "nowhere", "--energy", "1Wh"]) == 2
+    assert main(["power", "calibrate", "--run", "nowhere"]) == 2
+
+
+def test_tuning_a_simulated_board_says_that_it_is_one(tmp_path, capsys):
+    arguments = ["power", "tune", "--simulate", "pi-like", "--modes", "6", "--seconds", "0.5"]
+    assert main([*arguments, "--save", "rows.csv", "--html", "page.html"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "SIMULATED board" in text and "nothing about a real board" in text
+    assert "of ten hours" in text
+    assert "SIMULATED" in Path("page.html").read_text()
+    assert len(ModeTable.load(Path("rows.csv")).rows) >= 6
+    again = ["power", "tune", "--from", "rows.csv", "--objective", "time"]
+    assert main(again) == 0
+
+
+SCRIPT = """
+import time
+from pathlib import Path
+import torch
+import terrazzo as tz
+
+tz.init()
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
+x = torch.randn(2, 1, 8, 8)
+net = tz.parallelize(model, (x,))
+end = time.time() + 120
+while time.time() < end and not Path("page.html").exists():
+    net(x).square().mean().backward()
+    time.sleep(0.01)
+"""
+
+
+def test_a_real_training_is_tuned_and_the_device_put_back(tmp_path, capsys):
+    """Training and its steps are real; the board's files take every value, its power is frozen."""
+    rig = Rig(load_board("pi-like"), tmp_path / "board", workload=WORK)
+    before = {p: p.read_text().strip() for p in rig.root.rglob("*freq*/*") if p.is_file()}
+    Path("train.py").write_text(SCRIPT)
+    arguments = ["power", "tune", "--root", str(rig.root), "--modes", "5", "--seconds", "0.2"]
+    arguments += ["--run-dir", "run", "--save", "rows.csv", "--html", "page.html", "train.py"]
+    assert main(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Training goes on in this mode" in text
+    assert "The device is as it was before" in text
+    rows = ModeTable.load(Path("rows.csv")).rows
+    assert len(rows) >= 5 and all(row.step_s > 0.01 for row in rows)
+    assert {p: p.read_text().strip() for p in before} == before
+    assert not (rig.root / "state.json").exists()
+
+
+def test_where_tuning_fails_training_goes_on_as_it_was(capsys):
+    options = Namespace(modes=5, seconds=0.2, reference=None, root=Path("/nowhere"))
+    with rigged(load_board("orin-like"), WORK) as (rig, bench):
+        before, rig.frozen = rig.kernel.mode(), True
+        for path in (rig.root / HWMON).glob("curr*_input"):
+            path.write_text("0")
+        problem = _steer(bench, Goal(ENERGY), options, Screen())
+        assert rig.kernel.mode() == before
+    assert "the meter says 0 W" in str(problem)
+    assert "Training goes on as it was" in " ".join(capsys.readouterr().out.split())
