@@ -24,6 +24,7 @@ from terrazzo.runtime.recorder import Recorder
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import SIZE, Numbers, flat
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 Make = Callable[[], "DataLoader[Any]"]
 EPOCHS = 3
 
