@@ -156,6 +156,23 @@ class TestPredictions:
         assert before.with_cache(0.5, decoded=True).step_s == 10 + 10 + 15
         assert before.with_cache(2.0, decoded=True).step_s == 10
 
+    def test_part_of_a_core_is_a_slow_core(self) -> None:
+        """A loop that computes all the time leaves nothing to a worker, but its waiting."""
+        quarter = Pipeline(1.0, 0.25, 0.5, 1.0, 0, 0.25)
+        one = replace(quarter, loop_cpu_s=1.0, cores=1.0)
+        assert quarter.step_s == one.step_s == 2.5
+        assert quarter.with_workers(2).step_s == one.with_workers(2).step_s
+        assert quarter.with_workers(2).step_s == pytest.approx(2.0, rel=0.05)
+
+    def test_no_step_is_shorter_than_its_bytes_take(self) -> None:
+        found = Pipeline(1.0, 1.0, 1.5, 0.1, 4, 4, floor_s=3.0)
+        assert found.step_s == 3.0
+        assert found.limit == STORAGE
+        assert found.with_workers(8).step_s == 3.0
+        assert found.with_cache(0.5).step_s == 1.5
+        assert found.with_storage(0.1).step_s == pytest.approx(1.0, rel=0.02)
+        assert found.with_pictures(0.5, 1.0).step_s == 1.5
+
     def test_readers_between_those_that_were_tried(self) -> None:
         rows = ((1, 1.0), (4, 2.5), (8, 8.5))
         assert [slowdown(rows, n) for n in (1, 2, 4, 6, 8, 16)] == [1, 1.5, 2.5, 5.5, 8.5, 17]

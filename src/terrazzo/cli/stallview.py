@@ -50,7 +50,7 @@ def _set_up(found: Diagnosis) -> str:
     usual, facts = found.usual, found.facts
     who = count_text(usual.workers, "worker") if usual.workers else "no workers"
     size = f", {bytes_text(facts.stored_bytes)} stored each" if facts.stored_bytes else ""
-    cores = f"{found.pipeline.cores:g} {'core' if found.pipeline.cores == 1 else 'cores'}"
+    cores = f"{found.pipeline.cores:.3g} {'core' if found.pipeline.cores == 1 else 'cores'}"
     return f"{facts.batch:g} samples a step{size}; {who}, {cores}; {usual.steps} steps measured"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from terrazzo.feed.pipeline import CPU, LOOP, SMALL, STORAGE, Pipeline, fewest_workers
 from terrazzo.feed.stalls import Stalls
@@ -94,6 +94,9 @@ class Advice:
 def advise(now: Pipeline, seen: Stalls, facts: Facts, *, storage: Storage | None = None) -> Advice:
     """``now`` is the pipeline as it was set up, ``seen`` what its steps were spent on."""
     limit, why = _limit(now, seen)
+    if limit == STORAGE and facts.free_bytes and facts.free_bytes / 2 < facts.set_bytes:
+        room, whole = bytes_text(facts.free_bytes / 2), bytes_text(facts.set_bytes)
+        why += f"; memory has room for {room} of the {whole} of data"
     gains = (
         *_workers(now, facts),
         *_caches(now, facts),
@@ -123,7 +126,7 @@ def _limit(now: Pipeline, seen: Stalls) -> tuple[str, str]:
     whose = count_text(now.workers, "worker")
     if now.limit == STORAGE:
         return STORAGE, f"{whose} cannot read as fast as the model trains"
-    if (now.loop_cpu_s + now.prepare_s) / now.cores > (1 + SMALL) * now.loop_s:
+    if now.loop_threads + now.prepare_s / now.loop_s > (1 + SMALL) * now.whole_cores:
         return CPU, f"training and pre-processing need more than the {now.cores:g} cores there are"
     return CPU, f"{whose} cannot pre-process as fast as the model trains"
 
@@ -178,9 +181,12 @@ def _media(now: Pipeline, facts: Facts) -> Iterator[tuple[str, int, float]]:
 
 def _on(now: Pipeline, facts: Facts, medium: Medium) -> Pipeline:
     """The pipeline with its data on another medium."""
-    fetch_s = facts.batch * medium.read_s(facts.stored_bytes)
-    times = fetch_s / now.fetch_s if now.fetch_s else 1.0
-    return now.with_storage(times, medium.sharing(facts.stored_bytes))
+    return replace(
+        now,
+        fetch_s=facts.batch * medium.read_s(facts.stored_bytes),
+        sharing=medium.sharing(facts.stored_bytes),
+        floor_s=facts.batch * facts.stored_bytes / medium.bytes_per_s,
+    )
 
 
 def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str, ...]:

@@ -127,7 +127,8 @@ def pipeline_of(
     )
     if storage is None or not facts.stored_bytes:
         return found
-    return replace(found, sharing=sharing_of(storage, facts.stored_bytes))
+    floor_s = facts.batch * facts.stored_bytes / storage.sequential_bytes_per_s
+    return replace(found, sharing=sharing_of(storage, facts.stored_bytes), floor_s=floor_s)
 
 
 def _facts(trials: Mapping[str, Seen]) -> Facts:

@@ -56,13 +56,13 @@ def feed(
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from counted(net.links, source_of(loader, net, **options))
+        yield from counted(net.links, source_of(loader, net, **options), reader=0)
         return
     source = None if loader is None else source_of(loader, net, **options)
     reads = net.links.reader if reader is None else reader
     way = Feed(source, net, inputs=inputs, reader=reads)
     way.offers(options.get("cache"))
-    yield from counted(net.links, way)
+    yield from counted(net.links, way, reader=reads)
 
 
 class Alone:

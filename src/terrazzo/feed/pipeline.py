@@ -50,18 +50,27 @@ class Pipeline:
     cores: float
     sharing: tuple[tuple[int, float], ...] = FREE
     """How many times as long as alone a read takes while so many are under way."""
+    floor_s: float = 0.0
+    """What the bytes of a batch take at the full rate of the medium: no step is shorter."""
+
+    @property
+    def whole_cores(self) -> float:
+        """Under a quota of less than one core, that part is the core that stages were timed on."""
+        return max(self.cores, 1.0)
 
     @property
     def loop_threads(self) -> float:
         """Cores that the loop keeps busy on average."""
-        return min(self.loop_cpu_s / self.loop_s, self.cores) if self.loop_s else 1.0
+        if not self.loop_s:
+            return 1.0
+        return min(self.loop_cpu_s / self.loop_s / min(self.cores, 1.0), self.whole_cores)
 
     @property
     def step_s(self) -> float:
         made_s = self.fetch_s + self.prepare_s
         if self.workers == 0:
-            return self.loop_s + made_s
-        return _played(self) if made_s > 0 else self.loop_s
+            return max(self.loop_s + made_s, self.floor_s)
+        return max(_played(self), self.floor_s) if made_s > 0 else self.loop_s
 
     @property
     def limit(self) -> str:
@@ -70,7 +79,7 @@ class Pipeline:
         if step_s <= (1 + SMALL) * self.loop_s:
             return LOOP
         free = {
-            STORAGE: replace(self, fetch_s=0.0),
+            STORAGE: replace(self, fetch_s=0.0, floor_s=0.0),
             CPU: replace(self, prepare_s=0.0, cores=math.inf),
         }
         return min(free, key=lambda name: free[name].step_s)
@@ -89,16 +98,17 @@ class Pipeline:
         """So much of the data set held in memory, as it is stored or ready to collate."""
         left = 1.0 - min(max(share, 0.0), 1.0)
         prepare_s = self.prepare_s * left if decoded else self.prepare_s
-        return replace(self, fetch_s=self.fetch_s * left, prepare_s=prepare_s)
+        return replace(self.with_storage(left), prepare_s=prepare_s)
 
     def with_storage(self, times: float, sharing: Sequence[tuple[int, float]] = ()) -> Pipeline:
         """Reads that take so many times as long as now; ``sharing`` is the other medium's."""
         found = tuple(sharing) or self.sharing
-        return replace(self, fetch_s=self.fetch_s * times, sharing=found)
+        fetch_s, floor_s = self.fetch_s * times, self.floor_s * times
+        return replace(self, fetch_s=fetch_s, floor_s=floor_s, sharing=found)
 
     def with_pictures(self, fetch: float, prepare: float) -> Pipeline:
         """Other stored pictures: parts of what fetching and preparing take now."""
-        return replace(self, fetch_s=self.fetch_s * fetch, prepare_s=self.prepare_s * prepare)
+        return replace(self.with_storage(fetch), prepare_s=self.prepare_s * prepare)
 
 
 @dataclass(slots=True)
@@ -160,7 +170,7 @@ def _rates(pipeline: Pipeline, jobs: Mapping[int, _Job]) -> dict[int, float]:
         if not job.reads
     }
     reading = 1.0 / slowdown(pipeline.sharing, readers) if readers else 1.0
-    computing = min(1.0, pipeline.cores / sum(wanted.values())) if wanted else 1.0
+    computing = min(1.0, pipeline.whole_cores / sum(wanted.values())) if wanted else 1.0
     return {who: reading if job.reads else computing for who, job in jobs.items()}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 
+from terrazzo.feed.arbiter import Memory
 from terrazzo.feed.cores import allowed_cores
 from terrazzo.feed.watch import Watch
 from terrazzo.records import document
@@ -56,7 +57,7 @@ class Rehearsal:
                 pass
         return again
 
-    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def counted(self, batches: Iterable[Any], *, reads: bool) -> Iterator[Any]:
         """Hands batches on until there were enough of them; then the script ends."""
         for batch in batches:
             if self.done == SKIPPED:
@@ -65,7 +66,8 @@ class Rehearsal:
             yield batch
             if self.done > self.trial.steps:
                 self._cpu_s += time.process_time()
-                self._tell()
+                if reads:
+                    self._tell()
                 raise TrialOver
 
     def _look_at(self, loader: Iterable[Any]) -> None:
@@ -80,24 +82,24 @@ class Rehearsal:
             self._facts["batch_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
 
     def _tell(self) -> None:
-        if not self.watch.has_begun:  # another device reads
-            return
         facts = TrialFacts(
             mode=self.trial.mode,
             steps=self.trial.steps,
             cpu_s=self._cpu_s / max(self.trial.steps, 1),
             cores=allowed_cores(),
-            free_bytes=_free_bytes(),
+            free_bytes=Memory.here().available_bytes,
             folder=self.watch.folder,
             **self._facts,
         )
         document.write(self.folder / FILE, facts.to_json())
 
 
-def counted(links: Links, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches as they come, or as many of them as a trial wants."""
+def counted(links: Links, batches: Iterable[Any], *, reader: int) -> Iterator[Any]:
+    """Batches as they come, or as many of them as a trial wants; ``reader`` tells of it."""
     rehearsal: Rehearsal | None = links.rehearsal
-    return iter(batches) if rehearsal is None else rehearsal.counted(batches)
+    if rehearsal is None:
+        return iter(batches)
+    return rehearsal.counted(batches, reads=links.members[links.device] == reader)
 
 
 class Same:
@@ -141,11 +143,3 @@ class First:
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(_round(self.source), self.count)
-
-
-def _free_bytes() -> int:
-    with suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    return 0
