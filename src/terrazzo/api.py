@@ -29,7 +29,7 @@ from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
 from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.energy import open_log
-from terrazzo.runtime.joining import Later, tell_where
+from terrazzo.runtime.joining import Later
 from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
@@ -80,8 +80,7 @@ def init(
             raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
             watch(links, tie=reader or 0, credentials=credentials)
-            if members:
-                tell_where(links, Path(members))
+    links.members_file = Path(members) if members else None
     links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):
         links.resume_from = Path(os.environ[RESUME])
@@ -89,9 +88,11 @@ def init(
     if folder and trial and links.rehearsal is None:
         links.rehearsal = Rehearsal(Trial.from_text(trial), Path(folder))
     if folder and links.recorder is None:
-        energy = open_log(os.environ, links.device)
+        # Who comes later has no number yet, but may be one that was here before.
+        number = links.device if links.later is None else int(os.environ.get("RANK", os.getpid()))
+        energy = open_log(os.environ, number)
         every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
-        recorder = Recorder(Path(folder), links.device, every_until=every)
+        recorder = Recorder(Path(folder), number, every_until=every)
         links.recorder = recorder.with_energy(energy)
     return links.device
 

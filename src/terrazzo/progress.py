@@ -26,7 +26,7 @@ from terrazzo.runtime.kept import forget_calls
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import copied
-from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, together
+from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, tell_where, together
 from terrazzo.runtime.scribe import Scribe
 from terrazzo.runtime.spares import Spares
 
@@ -105,7 +105,7 @@ class Run:
                 "tz.Run(every=...) has no folder to save to: start the script with terrazzo run, "
                 "which records, or give checkpoints="
             )
-        return Path(links.recorder.folder) / "checkpoints" / str(links.device)
+        return Path(links.recorder.folder) / "checkpoints" / str(links.recorder.device)
 
     def _register(self, name: str, part: Any) -> None:
         lacks = [m for m in ("state_dict", "load_state_dict") if not hasattr(part, m)]
@@ -125,6 +125,7 @@ class Run:
             join_later(links, self)
         elif links.resume_from is not None and not self.steps:
             self._resume_from(links.resume_from)
+        tell_where(links)
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1

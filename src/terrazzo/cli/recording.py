@@ -11,6 +11,8 @@ from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
 RUN_FOLDER = "TERRAZZO_RUN"
 """The variable in which ``terrazzo.init`` finds the folder; the same name as there."""
+MEMBERS = "members.json"
+"""Where the devices of a run are, while it goes on."""
 
 
 def launch_recorded(
@@ -23,6 +25,7 @@ def launch_recorded(
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
     survive: bool = False,
+    restarts: int = 0,
     output: Callable[[int, str], None] | None = None,
     board: bool = False,
     on: str = "",
@@ -30,12 +33,14 @@ def launch_recorded(
     """Launches a command with the devices' records in ``folder``.
 
     ``typed`` is what a person types to have this again, where that is another command. With
-    ``board`` lines are kept in the folder, and a terminal shows how devices are doing.
+    ``board`` lines are kept in the folder, and a terminal shows how devices are doing. Devices
+    that are lost are started again up to ``restarts`` times, where they share this machine's files.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices, on=on)
     folder.write(run)
     given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
+    members = folder.path / MEMBERS if survive and restarts else None
     try:
         with ExitStack() as cleanup:
             sink = cleanup.enter_context(Board(_names(hosts), folder.path)) if board else None
@@ -45,12 +50,17 @@ def launch_recorded(
                 env=given,
                 grace_s=grace_s,
                 survive=survive,
+                members=members,
+                restarts=restarts,
                 output=output,
                 sink=sink,
             )
     except KeyboardInterrupt:
         folder.write(run.end(INTERRUPTED))
         raise
+    finally:
+        if members is not None:  # it holds a secret, and nobody can join any more
+            members.unlink(missing_ok=True)
     failure = str(result.failure) if result.failure else ""
     folder.write(run.end(DONE if result.ok else FAILED, failure))
     return result

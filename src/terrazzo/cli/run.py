@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 OWN = (
-    "--on", "--grace", "--no-recovery", "--run-dir", "--no-record", "--presets", "--unshaped",
-    "--no-verify", "--slow-storage", "--resume",
+    "--on", "--grace", "--no-recovery", "--restarts", "--run-dir", "--no-record", "--presets",
+    "--unshaped", "--no-verify", "--slow-storage", "--resume",
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -76,6 +76,13 @@ def add_to(commands: Commands) -> None:
         action="store_true",
         help="end the run when a device is lost, instead of going on without it",
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how often a lost device is started again, where it can join (default: %(default)d)",
+    )
     recording = parser.add_mutually_exclusive_group()
     recording.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="record into this folder: new or empty"
@@ -103,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
+    if options.restarts < 0:
+        raise UsageError(f"--restarts {options.restarts} is negative; give 0 for never")
     command = [sys.executable, options.script, *options.arguments]
     with place.open() as hosts:
         if isinstance(hosts, SshHosts):
@@ -167,6 +176,7 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
             name=name,
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
+            restarts=0 if isinstance(hosts, SshHosts) else options.restarts,
             board=True,
             on=options.on,
             env=None if options.resume is None else resume.environment(options.resume, hosts),

@@ -2,7 +2,7 @@
 
     starting ──all exit 0──▶ done
         │
-        ├─one is lost (survive)──▶ the others go on
+        ├─one is lost (survive)──▶ the others go on, and it is started again to join them
         ├─one fails──▶ the others have grace_s to say why they stop ──▶ SIGTERM ──▶ SIGKILL
         └─SIGINT, SIGTERM, SIGHUP──▶ passed on ──▶ SIGKILL; a second one: SIGKILL at once
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -29,8 +30,11 @@ from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.process import Failure, LineStream, Process
 from terrazzo.errors import LaunchError
 
-RECOVER = "TERRAZZO_RECOVER"
-"""Tells a device that the loss of another is survived; the same name as in the api."""
+RECOVER, MEMBERS, JOIN = "TERRAZZO_RECOVER", "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
+"""Tell a device that the loss of another is survived, where members write down where they are, and
+that it comes later; the same names as in the api."""
+MEETING = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that bring devices together at the start."""
 LEFT_BEHIND, CUT_OFF = 75, 255
 """Exit statuses of a device that others go on without (the same as in the runtime), and of ssh
 when it has lost the device."""
@@ -74,13 +78,17 @@ def launch(
     per_device_env: Sequence[Mapping[str, str]] | None = None,
     grace_s: float = 10.0,
     survive: bool = False,
+    members: Path | None = None,
+    restarts: int = 0,
     output: Callable[[int, str], None] | None = None,
     sink: Sink | None = None,
 ) -> LaunchResult:
     """Runs ``command`` once per device and waits until all have ended.
 
     ``hosts`` says where; a number means that many processes of this machine. With ``survive``
-    devices that are lost (ended by a signal, cut off) do not end the others.
+    devices that are lost (ended by a signal, cut off) do not end the others. Where a script lets
+    devices join, its first device writes ``members``, a file that all can read; then one that was
+    lost is started again, up to ``restarts`` times.
 
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
@@ -97,16 +105,31 @@ def launch(
     elif sink is None:
         sink = Printer(hosts.names)
     base = {**os.environ, **(env or {}), **({RECOVER: "1"} if survive else {})}
+    if members is not None:
+        base[MEMBERS] = str(members.resolve())
     with ExitStack() as cleanup:
         signals = cleanup.enter_context(_Signals())
         port = cleanup.enter_context(hosts.port())
-        processes: list[Process] = []
-        for device in range(devices):
+
+        def start(device: int, *, later: bool = False) -> Process:
             environment = hosts.environment(device, port=port, base={**base, **extras[device]})
+            if later:
+                environment = {k: v for k, v in environment.items() if k not in MEETING}
+                environment[JOIN] = "1"
             process = hosts.run(command, device=device, environment=environment)
             cleanup.callback(process.close)
-            processes.append(process)
-        watch = _Watch(processes, sink=sink, signals=signals, grace_s=grace_s, survive=survive)
+            return process
+
+        def again(device: int) -> Process | None:
+            """One that was lost, where there is a way to join the others."""
+            if members is None or not members.exists():
+                return None
+            return start(device, later=True)
+
+        watch = _Watch(
+            [start(device) for device in range(devices)], sink=sink, signals=signals,
+            grace_s=grace_s, survive=survive, again=again, restarts=restarts,
+        )  # fmt: skip
         result = watch.until_done()
     signals.deliver()
     return result
@@ -187,9 +210,13 @@ class _Watch:
         signals: _Signals,
         grace_s: float,
         survive: bool,
+        again: Callable[[int], Process | None],
+        restarts: int,
     ) -> None:
-        self._processes = processes
+        self._processes = list(processes)
         self._survive = survive
+        self._again, self._restarts = again, [restarts] * len(processes)
+        self._returned: set[int] = set()
         self._lost: list[Process] = []
         self._watched = False
         self._sink = sink
@@ -205,8 +232,7 @@ class _Watch:
     def until_done(self) -> LaunchResult:
         with self._selector:
             for process in self._processes:
-                for stream in process.streams:
-                    self._selector.register(stream, selectors.EVENT_READ, (process, stream))
+                self._listen(process)
             while not all(process.drained for process in self._processes) or self._running():
                 self._pass_on_lines()
                 self._note_ends()
@@ -220,8 +246,12 @@ class _Watch:
         return LaunchResult(
             statuses=statuses,
             failure=failed.failure() if failed else None,
-            lost=tuple(process.device for process in self._lost),
+            lost=tuple(lost.device for lost in self._lost if statuses[lost.device]),
         )
+
+    def _listen(self, process: Process) -> None:
+        for stream in process.streams:
+            self._selector.register(stream, selectors.EVENT_READ, (process, stream))
 
     def _running(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
@@ -270,10 +300,12 @@ class _Watch:
 
     def _let_go(self, process: Process) -> bool:
         """Whether a device is one that others can go on without, which they find out themselves."""
-        status = process.status or 0
-        if not self._watched or (status not in (LEFT_BEHIND, CUT_OFF) and status > 0):
+        status, is_back = process.status or 0, process.device in self._returned
+        failed = not self._watched or (status not in (LEFT_BEHIND, CUT_OFF) and status > 0)
+        if failed and not is_back:  # what could not join again was lost before
             return False
-        self._lost.append(process)
+        if not is_back:
+            self._lost.append(process)
         others = len(self._running())
         if others:
             what = (
@@ -283,7 +315,27 @@ class _Watch:
             )
             count = "the other one" if others == 1 else f"{others} others"
             self._sink.notice(f"{process.name} {what}; {count} may go on")
+            self._start_again(process)
         return True
+
+    def _start_again(self, process: Process) -> None:
+        """It joins the others where their script lets devices in."""
+        device = process.device
+        if not self._restarts[device] or process.status == CUT_OFF:
+            return
+        new = self._again(device)
+        if new is None:
+            return
+        self._restarts[device] -= 1
+        self._returned.add(device)
+        for stream in process.streams:  # its last words
+            if stream.open:
+                self._selector.unregister(stream)
+                self._emit(process, stream, [*stream.read(), *stream.close()])
+        self._processes[device] = new
+        self._ended_s.pop(device, None)
+        self._listen(new)
+        self._sink.notice(f"{process.name} is started again, to join them")
 
     def _wait_for_others(self) -> str:
         count = len(self._running())

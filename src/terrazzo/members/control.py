@@ -151,6 +151,8 @@ class Control:
                     )
                 if seat.is_stranded:
                     raise PeerLost(seat.shortage(self.reasons))
+                if not seat.view.members and not self._lines:
+                    raise PeerLost("the run has ended, or its devices are gone: nobody lets it in")
                 if seat.view.epoch > told and not seat.alarmed:
                     told = seat.view.epoch
                     self._deliver(self._council.arrive(self.done))

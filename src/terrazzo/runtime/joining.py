@@ -37,17 +37,6 @@ class Later:
             ) from error
 
 
-def tell_where(links: Links, path: Path) -> None:
-    """Writes down where this run's devices are, for those who come later; only its owner reads."""
-    control = links.control
-    if control is None or links.device != 0:
-        return
-    told = {"addresses": list(control.addresses.values()), "token": control.token}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(told) + "\n", encoding="utf-8")
-
-
 def join_later(links: Links, host: Host) -> None:
     """Waits to be let in; then this device is one of the members, before the same batch."""
     later: Later = links.later

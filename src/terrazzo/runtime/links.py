@@ -60,6 +60,8 @@ class Links(Letters):
         """Where members of a new view have found each other (a Board)."""
         self.later: Any = None
         """Where the others are whom this device joins at its first epoch (a Later)."""
+        self.members_file: Path | None = None
+        """Where it is written down for those who come later where the members are."""
         self.reader = 0
         """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.rehearsal: Any = None

@@ -15,6 +15,7 @@ So all survivors see the same results of the same operations.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -164,6 +165,8 @@ class Recovery:
     def _tell(self, before: Sequence[int], view: View) -> None:
         self.regrouped += 1
         links = self.links
+        if self.host is not None:
+            tell_where(links)
         if links.recorder is not None:
             links.recorder.note("regroup", devices=float(links.devices), took_s=self.took_s)
         if links.device == 0:
@@ -284,6 +287,24 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
             file=sys.stderr,
             flush=True,
         )
+
+
+def tell_where(links: Links) -> None:
+    """Writes down where the members are, for those who come later; only its owner can read it."""
+    control, path = links.control, links.members_file
+    if control is None or path is None or links.device != 0:
+        return
+    here = [control.addresses[member] for member in links.members if member in control.addresses]
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch(mode=0o600)
+        beside.write_text(
+            json.dumps({"addresses": here, "token": control.token}) + "\n", encoding="utf-8"
+        )
+        beside.replace(path)
+    except OSError as error:
+        print(f"terrazzo: nobody can join: {path}: {error}", file=sys.stderr, flush=True)
 
 
 def encrypted(credentials: Credentials) -> Wrap:
