@@ -70,8 +70,7 @@ class Control:
         self._left: dict[int, tuple[str, float]] = {}
         self._board: dict[tuple[int, str], bytes] = {}
         self._alarmed_s, self._waited = now_s, 0
-        self._given_ids = 0
-        self._closed = self._confers = False
+        self._given_ids, self._closed, self._confers = 0, False, False
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, None)
