@@ -173,6 +173,11 @@ def test_a_broken_calibration_is_told_and_replaced_by_a_guess(tmp_path, monkeypa
     assert str(path) in capsys.readouterr().err
 
 
+def test_what_nobody_thought_of_ends_the_telling_and_not_the_training(capsys):
+    assert open_log({"LOCAL_WORLD_SIZE": "many"}, 0) is None
+    assert "training goes on" in capsys.readouterr().err
+
+
 def test_amounts_are_read_and_written_as_people_do():
     assert parse_watts("12W") == 12 and parse_watts("900 mW") == pytest.approx(0.9)
     assert parse_seconds("6h") == 21600 and parse_seconds("1.5min") == 90

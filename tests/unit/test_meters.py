@@ -256,11 +256,13 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(size_t)(7 + i); return 0; }
 static unsigned long long joules = 5000;
 static unsigned limit = 300000;
+#if BROKEN < 3
 int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
     if (broken || h != (void *)7) return 3;
     *mj = joules += 25000; return 0; }
+#endif
 int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
-    if (broken > 1) return 3;
+    if (broken == 2) return 3;
     *mw = 250000; return 0; }
 int nvmlDeviceGetName(void *h, char *b, unsigned n) { b[0] = 'X'; b[1] = 0; return 0; }
 int nvmlDeviceGetPowerManagementLimit(void *h, unsigned *mw) { *mw = limit; return 0; }
@@ -292,6 +294,8 @@ def test_nvml_counts_or_tells_its_power_or_is_left_out(tmp_path):
     assert meter.read().watts == pytest.approx(250.0)
     assert nvml.probe(stub(tmp_path, 2)) == []  # as on a Jetson: it initialises, and that is all
     assert nvml.probe("libthereisnone.so") == []
+    (meter,) = nvml.probe(stub(tmp_path, 3))  # an old driver, without a counter
+    assert meter.read().watts == pytest.approx(250.0)
 
 
 def test_nvml_limits_are_checked(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrazzo.boards.family import KINDS
+from terrazzo.boards.family import KINDS, drawn_workload
 from terrazzo.errors import KnobError, PowerError, UsageError
 from terrazzo.power.explorer import next_mode, spread_out
 from terrazzo.power.least_squares import not_negative
@@ -47,21 +47,21 @@ def test_modes_that_were_not_shown_are_foretold_on_boards_never_seen(count):
 
 
 def test_a_reference_of_the_same_board_makes_up_for_measurements():
-    """Eight modes of a new workload, with and without fifty of another one."""
+    """Eight modes of a new workload, with and without forty of another one."""
     alone, helped = [], []
-    for seed in range(100, 104):
+    for seed in range(100, 106):
         bench, other = SimulatedBench("desktop", seed), SimulatedBench("desktop", seed)
-        other.workload = replace(other.workload, flops=other.workload.flops * 2)
+        other.workload = drawn_workload(other.board, seed + 40)
         modes = all_modes(bench.knobs)
         many = [other.measure(mode, settled=True) for mode in spread_out(modes, bench.knobs, 40)]
-        rows = [bench.measure(mode, settled=True) for mode in spread_out(modes, bench.knobs, 6)]
+        rows = [bench.measure(mode, settled=True) for mode in spread_out(modes, bench.knobs, 8)]
         asked = modes[::5]
         true = np.array([bench.truth(mode)[1] for mode in asked])
         reference = Predictor(many, bench.knobs)
         for errors, told in ((alone, None), (helped, reference)):
             found = Predictor(rows, bench.knobs, reference=told).at(asked)
             errors.append(float(np.median(np.abs(found.power_w / true - 1))))
-    assert np.median(helped) < 0.7 * np.median(alone)
+    assert np.median(helped) < 0.9 * np.median(alone)
 
 
 def test_doubts_are_neither_empty_nor_boundless():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,7 +265,11 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
         ]
         command += [options.script, *options.arguments]
         environment = {**os.environ, EVERY_CALL: EVERY_CALLS}
-        with subprocess.Popen(command, env=environment) as process, _sampler(root) as sampler:
+        with (
+            _orderly(),
+            subprocess.Popen(command, env=environment) as process,
+            _sampler(root) as sampler,
+        ):
             bench = StepBench(
                 switch,
                 sampler,
@@ -328,6 +333,20 @@ def _sampler(root: Path) -> Iterator[Sampler]:
     )
     with Sampler(found.used) as sampler:
         yield sampler
+
+
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """A request to end ends as Ctrl-C does: the device is put back."""
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -31,7 +31,10 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*arguments)
+        try:
+            status = getattr(self._library, name)(*arguments)
+        except AttributeError:
+            raise MeterError(f"this NVIDIA driver is too old: its NVML has no {name}") from None
         if status:
             raise MeterError(f"NVML {name}: {MEANINGS.get(status, f'error {status}')}")
 

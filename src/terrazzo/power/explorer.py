@@ -1,6 +1,6 @@
 """The explorer: which mode to measure next.
 
-The first few are spread over all modes, as far from each other as can be. After them, the next is
+The first few are spread over all modes. After them, the next is
 the one from which the choice could gain most: where the value may be much better than the best
 known so far, and what must hold may well hold. When nothing is left to gain, measuring ends.
 """
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terrazzo.power.formulas import Grid, Knobs
+from terrazzo.power.formulas import Knobs
 from terrazzo.power.least_squares import Array
 from terrazzo.power.predictor import Foretold
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
 from terrazzo.records.modes import Measured, Mode
 
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+"""One for each knob; nothing has more of them."""
+LOWEST, HIGH, EVERY = 1 / 12, 0.4, 3
 WORTH = 0.003
 """The relative gain below which another measurement is not worth its time."""
 LEAST_HOPE = 0.01
@@ -26,14 +29,45 @@ MEASURED_TIME_DOUBT, MEASURED_POWER_DOUBT = 0.01, 0.012
 
 
 def spread_out(modes: Sequence[Mode], knobs: Knobs, count: int) -> list[Mode]:
-    """Modes far from each other, the highest first."""
-    points = Grid.of(modes).places(knobs)
-    chosen = [int(np.argmax(points.sum(1)))]
-    apart: Array = np.linalg.norm(points - points[chosen[0]], axis=1)
-    while len(chosen) < min(count, len(modes)):
-        chosen.append(int(np.argmax(apart)))
-        apart = np.minimum(apart, np.linalg.norm(points - points[chosen[-1]], axis=1))
+    """The highest mode, and others spread evenly over all.
+
+    Modes as far from each other as can be would all be corners, and corners don't tell whether
+    power rises with a clock or with its cube. So points of a Halton sequence are taken, which fill
+    a cube evenly however many there are, and every third time the farthest mode from all others.
+    The lowest modes are left out: steps take very long there, and they are hardly ever chosen.
+    """
+    ranks = np.stack(
+        [
+            np.searchsorted(values, [mode[name] for mode in modes]) / max(len(values) - 1, 1)
+            for name, values in knobs.items()
+        ],
+        axis=1,
+    )
+    chosen = [int(np.argmax(ranks.sum(1)))]
+    free = np.ones(len(modes), dtype=bool)
+    free[chosen[0]] = False
+    nearest = ((ranks - ranks[chosen[0]]) ** 2).sum(1)
+    for number in range(1, min(count, len(modes))):
+        if number % EVERY == 0:
+            place = int(np.argmax(np.where(free & (ranks.mean(1) >= HIGH), nearest, -1.0)))
+        else:
+            point = [LOWEST + (1 - LOWEST) * _halton(number, base) for base in PRIMES[: len(knobs)]]
+            apart = ((ranks - np.array(point)) ** 2).sum(1)
+            place = int(np.argmin(np.where(free, apart, np.inf)))
+        chosen.append(place)
+        free[place] = False
+        nearest = np.minimum(nearest, ((ranks - ranks[place]) ** 2).sum(1))
     return [modes[place] for place in chosen]
+
+
+def _halton(number: int, base: int) -> float:
+    """The digits of a number, mirrored at the point."""
+    found, part = 0.0, 1.0
+    while number:
+        part /= base
+        found += part * (number % base)
+        number //= base
+    return found
 
 
 def options_of(told: Foretold, rows: Sequence[Measured]) -> list[Option]:

@@ -24,6 +24,8 @@ TIME_NOISE, POWER_NOISE = 0.005, 0.005
 """What a measurement of some seconds errs by at the least, relatively."""
 OUTLIER = 3.5
 """Deviations by which a measured time lies above all others around it before it is left out."""
+FEW = 20
+"""With a reference and fewer modes than this, its powers are trusted more than formulas."""
 LEAST_DOUBT = 0.01
 SLOPE = 0.25
 """How much of a doubt in time is one in power: a device that waits longer draws less."""
@@ -93,6 +95,8 @@ class Predictor:
 
     def _power_parts(self, grid: Grid, step_s: Array) -> Array:
         parts = power_parts(grid, self.knobs, step_s, self._usual_s)
+        if self._reference is not None and len(self.rows) < FEW:
+            parts = parts[:, :2]  # what is always drawn, and what a step costs
         return self._with(parts, grid, lambda told: told.power_w)
 
     def _with(self, parts: Array, grid: Grid, get: Callable[[Foretold], Array]) -> Array:

@@ -8,7 +8,7 @@ runs/20260131-142530-train/
     profile.json      the figures of the devices behind that, where they were measured
     lab.json          the emulated devices, where there are any
     cluster.json      the real devices, where there are any, and what they had installed
-    events-0.jsonl    one file per device: spans, memory, traffic, numbers the script logged
+    events-0.jsonl    one file per device: spans, memory, traffic, energy, the script's numbers
     vitals-0.jsonl    one file per real device: heat, throttling, memory
     log-0.txt         one file per device: the lines it printed
     checkpoints/0     one folder for each device that keeps checkpoints (tz.Run)

@@ -67,18 +67,27 @@ class EnergyLog:
 
 
 def open_log(environment: Mapping[str, str], device: int) -> EnergyLog | None:
-    """The meters of this device at work; None where energy is switched off.
+    """The meters of this device at work; None where energy is switched off, or can't be told.
 
     Devices that are processes of one machine share its meters: each counts an equal part.
     """
     asked = environment.get(POWER, "auto")
     if asked == "off":
         return None
-    sharing = max(int(environment.get("LOCAL_WORLD_SIZE", "1")), 1)
+    try:
+        sampler = _sampler(environment, asked)
+    except (OSError, ValueError) as error:  # a file system or a driver that nobody thought of
+        print(f"terrazzo: energy is not told: {error}; training goes on", file=sys.stderr)
+        return None
+    return EnergyLog(sampler.start(), device)
+
+
+def _sampler(environment: Mapping[str, str], asked: str) -> Sampler:
     figures = emulated(asked)
     if figures is not None:
         told = Calibration(*figures, GUESSED_ERROR, "the preset of an emulated device")
-        return EnergyLog(Sampler([Estimator(told)]).start(), device)
+        return Sampler([Estimator(told)])
+    sharing = max(int(environment.get("LOCAL_WORLD_SIZE", "1")), 1)
     try:
         told = kept(calibration_path(environment), Path("/"))
     except UsageError as error:
@@ -89,4 +98,4 @@ def open_log(environment: Mapping[str, str], device: int) -> EnergyLog | None:
     found = find(calibration=told, external=external, share=1 / sharing)
     if external is not None and found.problems:
         print(f"terrazzo: {found.problems[0]}", file=sys.stderr)
-    return EnergyLog(Sampler(found.used, sharing=sharing).start(), device)
+    return Sampler(found.used, sharing=sharing)
