@@ -61,7 +61,7 @@ class Control:
         """Breaks off whatever the main thread waits for."""
         self.reasons: dict[int, str] = {}
         """Why devices were given up."""
-        self._council = Council(Seat(me, view, ready=settled))
+        self._council = Council(Seat(me, view, ready=settled, is_present=False))
         self._seen = self._council.seat
         self._lines = dict(lines)
         now_s = time.monotonic()
@@ -91,11 +91,6 @@ class Control:
     def is_left_behind(self) -> bool:
         """The others go on without this device, or too few are left to go on."""
         return self._council.seat.is_out or self._council.seat.is_stranded
-
-    @property
-    def _waits(self) -> bool:
-        """Whether the main thread waits for others, in an operation or for the next view."""
-        return self._confers or self.is_waiting()
 
     @property
     def guests(self) -> set[int]:
@@ -134,11 +129,17 @@ class Control:
 
     def next_view(self, epoch: int) -> tuple[View, dict[int, int]]:
         """Waits for the view after an epoch; gives it, and how many operations each has done."""
-        self._confers = True  # or the others would take this device for stuck
+        self._confer(True)
         try:
             return self._conferred(epoch)
         finally:
-            self._confers = False
+            self._confer(False)
+
+    def _confer(self, does: bool) -> None:
+        """Tells others, or they would take this device for stuck."""
+        with self._changed:
+            self._confers = does
+            self._deliver(self._council.appear(present=does))
 
     def _conferred(self, epoch: int) -> tuple[View, dict[int, int]]:
         since_s = time.monotonic()
@@ -211,7 +212,10 @@ class Control:
                 return
             self._say(list(self._lines), ["bye", why])
             end_s = time.monotonic() + (FAILED_S if why else ENDED_S)
-            while self._here() and time.monotonic() < end_s:
+            while (
+                set(self.view.members) & set(self._lines) - set(self._left)
+                and time.monotonic() < end_s
+            ):
                 self._changed.wait(0.05)
             self._closed = True
         self._bell.close()
@@ -220,10 +224,6 @@ class Control:
         for line in self._lines.values():
             line.close()
         self._door.listener.close()
-
-    def _here(self) -> set[int]:
-        """Other members who have not left."""
-        return (set(self.view.members) & set(self._lines)) - set(self._left)
 
     def _check_left(self, *, late: bool) -> None:
         """Somebody who has ended its script will never come; those still on their way may have
@@ -252,10 +252,13 @@ class Control:
                     self._attend(key.fileobj, key.data, mask)
                 if now_s - beaten_s >= BEAT_S:
                     beaten_s = now_s
-                    self._say(list(self._lines), ["beat", self.entered, self._waits])
+                    self._say(list(self._lines), self._beat())
                     self._watch(now_s)
                 self._changed.notify_all()
                 self._wake_up(now_s)
+
+    def _beat(self) -> list[Any]:
+        return ["beat", self.entered, self._confers or self.is_waiting()]
 
     def _wake_up(self, now_s: float) -> None:
         """Where the main thread waits for something that will not come, it is told."""
@@ -396,5 +399,5 @@ class Control:
         self._door.forget(line)
         self._lines[device], self._health[device] = line, Health(time.monotonic())
         self.addresses[device] = address
-        line.say(["beat", self.entered, self._waits])
+        line.say(self._beat())
         return device
