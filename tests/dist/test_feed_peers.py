@@ -14,7 +14,7 @@ from plain import cnn
 from test_recovery import die, strike
 
 import terrazzo as tz
-from terrazzo.feed import peers
+from terrazzo.feed import peers, sharing
 from terrazzo.records.event import read_events
 from terrazzo.runtime.recorder import Recorder
 
@@ -44,6 +44,7 @@ def fed(folder: str, lost: int = -1) -> dict[str, Any]:
     if links.device == lost:
         strike(links, "gather", die, at=330)
     peers.SLOWER = 1e9  # files in the page cache are faster than any other device
+    peers.CALL_S = peers.ANSWER_S = sharing.PATIENCE_S = 60.0  # and this machine may be busy
     seen = []
     for _ in range(EPOCHS):
         labels: list[int] = []

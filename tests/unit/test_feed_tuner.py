@@ -135,6 +135,19 @@ def test_limits_hold() -> None:
         assert tuner.settings.ahead <= 5
 
 
+def test_a_limit_that_falls_breaks_a_trial_off() -> None:
+    tuner = Tuner(Settings(), Limits(8, 32))
+    while tuner.settings.workers < 3:
+        tuner.step(wait_s=1.0 / (1 + tuner.settings.workers), train_s=0.1, make_s=1.0)
+    tuner.bound(Limits(2, 4))
+    assert tuner.settings == Settings(2, 4)
+    assert not tuner.is_trying
+    for _ in range(300):
+        tuner.step(wait_s=1.0, train_s=0.1, make_s=1.0)
+        assert tuner.settings.workers <= 2
+        assert tuner.settings.ahead <= 4
+
+
 def test_fixed_settings_are_only_watched() -> None:
     tuner = Tuner(Settings(1, 2), Limits(8, 32), fixed=True)
     for _ in range(200):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
-from terrazzo.feed import draws
+from terrazzo.feed import draws, trays
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.records.event import read_events
@@ -24,6 +24,7 @@ from terrazzo.runtime.recorder import Recorder
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import SIZE, Numbers, flat
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 Make = Callable[[], "DataLoader[Any]"]
 EPOCHS = 3
 
@@ -137,6 +138,24 @@ def test_iterable_data_sets_are_taken_as_they_are() -> None:
     source = Source(DataLoader(Counted(), batch_size=3), Options(workers=2))
     assert flat([[batch] for batch in source]) == [[[0, 1, 2]], [[3, 4, 5]], [[6]]]
     assert source.pool is None
+
+
+def test_batches_that_fit_no_tray_come_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trays, "TRAY_BYTES", 1 << 12)
+    monkeypatch.setattr(trays, "TRAYS", 3)
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Large(count=21), batch_size=4, shuffle=True)
+
+    same(make, workers=2, ahead=8)
+
+
+class Large(Numbers):
+    """Some batches are larger than a tray, and some smaller."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, label = super().__getitem__(index)
+        return x.repeat(1, 100), label
 
 
 # ---- the border between two epochs ----------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_OBJECTS = 400
-MOST_ENTRIES = 32
+MOST_OBJECTS = 200
+MOST_ENTRIES = 16
 DEPTH = 6
 PLAIN = (int, float, complex, bool, str, bytes, type(None))
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)

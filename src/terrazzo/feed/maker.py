@@ -24,6 +24,7 @@ from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
 from terrazzo.feed.pantry import Address
 from terrazzo.feed.peers import Peers
 from terrazzo.feed.stages import Took
+from terrazzo.feed.twosteps import is_in_two_steps
 from terrazzo.records.stage import COLLATE, FETCH, PREPARE
 
 CLOCKS, COUNTERS = "/proc/thread-self/schedstat", "/proc/thread-self/io"
@@ -99,9 +100,7 @@ class Recipe:
     @property
     def in_two_steps(self) -> bool:
         """Whether the data set says itself what is fetching and what is decoding."""
-        return callable(getattr(self.dataset, "fetch", None)) and callable(
-            getattr(self.dataset, "decode", None)
-        )
+        return is_in_two_steps(self.dataset)
 
     @property
     def by_sample(self) -> bool:
@@ -121,10 +120,13 @@ class Maker:
         self.at: Callable[[Any], None] = lambda index: None
         """Told of each sample before it is made, so that its name outlives this process."""
         self.peers = Peers(recipe.key)
+        self.measures = True
+        """Whether fetching is told from preparing; that takes a moment for each batch."""
 
     def make(self, task: Task) -> Made:
         """Never raises: an error is part of what was made."""
-        found, began, meter = Made(), time.perf_counter(), _Meter(self.files)
+        meter = _Meter(self.files) if self.measures else _NoMeter()
+        found, began = Made(), time.perf_counter()
         self._from_memory = self._from_peers = 0
         middle = began
         try:
@@ -332,6 +334,15 @@ class _Meter:
         # The first samples of a worker also load libraries, which is no reading of samples.
         unseen = int(read_bytes) - seen_bytes > max(OWN_BYTES, seen_bytes)
         self.read_bytes = int(read_bytes) if unseen else seen_bytes
+
+
+class _NoMeter:
+    """All is preparing."""
+
+    fetch_s, read_bytes = 0.0, 0
+
+    def stop(self) -> None:
+        pass
 
 
 def _waited_s() -> float:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from terrazzo.feed import draws
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from terrazzo.feed.source import Source
 
 
+LOOK_EVERY = 16
+"""So often the size of a batch is looked at."""
+
+
 class Passage:
     """One epoch."""
 
@@ -31,6 +36,7 @@ class Passage:
         self.number = source.number
         source.epoch += 1
         self.clock = Clock(source.recorder())
+        source.inline.measures = self.clock.recorder is not None
         self.items: deque[Item] = deque()
         self.position = self.skip = skip
         self.has_ended = False
@@ -154,12 +160,13 @@ class Passage:
     def _account(self, item: Item, times: tuple[float, float]) -> float:
         """Tells what this batch took; gives the seconds of making it."""
         begin, end = times
-        made = item.made
+        source, made, number = self.source, item.made, item.position
         assert made is not None
-        number = item.position
+        if number % LOOK_EVERY == 0:
+            source.batch_bytes = size_bytes(made.batch)
         for took in made.took:
             self.clock.note(took, epoch=self.number, batch=number, worker=item.worker, beside=True)
-        self.source.tally.add(made)
+        source.tally.add(made)
         middle = max(end - item.copied_s, begin)
         self.clock.note(
             Took(WAIT, begin, middle, middle - begin),
@@ -167,7 +174,7 @@ class Passage:
         )  # fmt: skip
         if item.copied_s:
             self.clock.note(
-                Took(COPY, middle, end, end - middle),
+                Took(COPY, middle, end, end - middle, source.batch_bytes),
                 epoch=self.number, batch=number, worker=item.worker, beside=False,
             )  # fmt: skip
         item.made = None
@@ -182,3 +189,8 @@ class Passage:
             source.tally.end(recorder, self.clock, self.number, self.position)
         if not source.trains() and source.pool is not None:
             source.pool.resize(0)
+
+
+def size_bytes(batch: Any) -> int:
+    leaves = pytree.tree_leaves(batch)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))

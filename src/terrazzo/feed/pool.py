@@ -14,18 +14,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import DataError
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.maker import Made, Recipe, Task
 from terrazzo.feed.process import fork
+from terrazzo.feed.trays import Trays
 from terrazzo.feed.worker import NOBODY, Board, work
 
 MOST_WORKERS = 64
 LIVES = 2
 """A ticket that ends so many workers is not tried again."""
 ENDING_S = 5.0
+LEAST_WORKER_BYTES = 32 << 20
 
 
 @dataclass
@@ -35,7 +38,8 @@ class Seat:
     number: int
     process: Any
     line: Connection
-    tasks: dict[int, Task] = field(default_factory=dict)
+    tasks: dict[int, tuple[Task, int | None]] = field(default_factory=dict)
+    """By ticket, each with the tray on which it is served."""
     leaving: bool = False
 
 
@@ -53,7 +57,7 @@ class Pool:
 
     def __init__(self, recipe: Recipe, arena: Arena | None) -> None:
         self.recipe, self.arena = recipe, arena
-        self.board = Board(MOST_WORKERS)
+        self.board, self.trays = Board(MOST_WORKERS), Trays()
         self.died = 0
         """Workers that ended by themselves."""
         self._seats: list[Seat] = []
@@ -70,9 +74,9 @@ class Pool:
         return [seat.process.pid for seat in self._seats]
 
     @property
-    def waiting(self) -> int:
-        """Tickets that were given and have not come back."""
-        return sum(len(seat.tasks) for seat in self._seats)
+    def worker_bytes(self) -> int:
+        """Memory that the largest worker does not share with the training process."""
+        return max([LEAST_WORKER_BYTES, *(_own_bytes(process) for process in self.processes)])
 
     def resize(self, workers: int) -> None:
         """Now so many; who leaves finishes what it has been given."""
@@ -97,8 +101,9 @@ class Pool:
         number = next(n for n in range(MOST_WORKERS) if n not in taken)
         line, far = Pipe()
         process = fork(
-            work, far, self.recipe, self.arena, self.board, number, name=f"terrazzo-feed-{number}"
-        )
+            work, far, self.recipe, self.arena, self.trays, self.board, number,
+            name=f"terrazzo-feed-{number}",
+        )  # fmt: skip
         far.close()
         return Seat(number, process, line)
 
@@ -109,12 +114,14 @@ class Pool:
                 (seat for seat in self._seats if not seat.leaving),
                 key=lambda seat: (len(seat.tasks), seat.number),
             )
+            tray = self.trays.take()
             try:
-                seat.line.send((ticket, task))
+                seat.line.send((ticket, tray, task))
             except OSError:
+                self.trays.put_back(tray)
                 self._late += self._bury(seat)
                 continue
-            seat.tasks[ticket] = task
+            seat.tasks[ticket] = task, tray
             return
 
     def take(self, timeout_s: float | None = None) -> Iterator[Arrival]:
@@ -134,10 +141,11 @@ class Pool:
         began = time.perf_counter()
         try:
             ticket, made = seat.line.recv()
+            made.batch = self.trays.clear(made.batch)
         except Exception:  # the line ended, or memory that a dead worker shared is gone
             yield from self._bury(seat)
             return
-        seat.tasks.pop(ticket, None)
+        self.trays.put_back(seat.tasks.pop(ticket)[1])
         self._dismiss(seat)
         yield Arrival(ticket, seat.number, made, time.perf_counter() - began)
 
@@ -153,7 +161,8 @@ class Pool:
         if not seat.leaving or not self._seats:
             self._seats.append(self._start())
         first, found = True, []
-        for ticket, task in seat.tasks.items():
+        for ticket, (task, tray) in seat.tasks.items():
+            self.trays.put_back(tray)
             self._deaths[ticket] += first  # it works on the first of them
             first = False
             if self._deaths[ticket] >= LIVES:
@@ -177,13 +186,28 @@ class Pool:
     def clear(self) -> None:
         """Forgets what was given; what workers are at is thrown away, with them."""
         workers = self.workers
-        self.close()
+        self._end()
         self.resize(workers)
 
-    def close(self) -> None:
+    def _end(self) -> None:
         for seat in self._seats:
             seat.process.kill()
             seat.line.close()
+            for _, tray in seat.tasks.values():
+                self.trays.put_back(tray)
         for seat in self._seats:
             seat.process.join(ENDING_S)
         self._seats, self._late = [], []
+
+    def close(self) -> None:
+        """For good."""
+        self._end()
+        self.trays.close()
+
+
+def _own_bytes(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.packing import split_name
+from terrazzo.feed.twosteps import in_two_steps
 from terrazzo.records.shards import MANIFEST, Member, ShardIndex, Shards
 from terrazzo.records.units import count_text
 
@@ -44,6 +45,7 @@ class ShardSet(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.keys)
 
+    @in_two_steps
     def __getitem__(self, index: int) -> Any:
         return self.decode(self.fetch(index))
 

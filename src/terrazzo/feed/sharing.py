@@ -15,7 +15,7 @@ from terrazzo.runtime.links import Links
 from terrazzo.runtime.sockets import own_address
 
 KEY = "terrazzo/pantry"
-MEMORY_EVERY_S = 0.25
+MEMORY_EVERY_S = 0.5
 PATIENCE_S = 5.0
 
 

@@ -36,11 +36,14 @@ from terrazzo.feed.sharing import Offers
 from terrazzo.feed.stages import Clock, Took
 from terrazzo.feed.tally import Tally
 from terrazzo.feed.tuner import Change, Limits, Settings, Tuner
-from terrazzo.records.stage import WAIT
+from terrazzo.records.stage import HELD, WAIT
 from terrazzo.runtime.recorder import Recorder
 
 MOST_WORKERS = 8
-MEMORY_EVERY_S = 0.25
+MEMORY_EVERY_S = 0.5
+MARGIN_BYTES = 8 << 20
+"""So much more than is missing is given back: what grows will grow on."""
+ANY_BYTES = 1 << 62
 BATCHES_SHARE = 0.25
 """Of the memory that is free, batches ahead may take so much."""
 
@@ -88,6 +91,7 @@ class Source:
         self.held: Held | None = None
         self.tuner = self._tuner()
         self.tally = Tally()
+        self.batch_bytes = 0
         self._like = likeness(loader.dataset)
         self._items: dict[int, Item] = {}
         self._tickets = 0
@@ -95,6 +99,7 @@ class Source:
         self._foreseen_base = 0
         self._foresaw = -1
         self._checked = 0.0
+        self._is_short = False
 
     def _tuner(self) -> Tuner:
         asked, count = self.options.workers, self.loader.num_workers
@@ -247,7 +252,8 @@ class Source:
         self.reason = reason
         self.tuner = self._tuner()
         if self.pool is not None:
-            self.pool.close()
+            self.pool.resize(0)
+            self.pool.clear()
         self._items.clear()
         self._foreseen.clear()
         self.say(f"batches are made in the training process: {reason}")
@@ -313,16 +319,32 @@ class Source:
             Memory.here(), held_bytes=held.held_bytes, asked_bytes=self.options.cache_bytes
         )
         if room < held.held_bytes:
-            before = held.held_bytes
-            held.give_back(room)
-            self.say(f"{(before - room) >> 20} MiB of held samples given back: memory is short")
+            held.give_back(max(room - MARGIN_BYTES, 0))
+            recorder = self.recorder()
+            if recorder is not None:
+                recorder.note(HELD, held_bytes=float(held.held_bytes))
+            if not self._is_short:
+                self.say("memory is short: held samples are given back as the model needs it")
+            self._is_short = True
         elif room > held.arena.limit_bytes:
             held.arena.allow(room)
+
+    def bound(self) -> None:
+        """Lets the tuner try only what memory is there for."""
+        if self.pool is None or self.options.workers is not None:
+            return
+        held = 0 if self.held is None else self.held.held_bytes
+        free = room_bytes(Memory.here(), held_bytes=held, asked_bytes=ANY_BYTES)
+        now, each = self.tuner.settings, self.pool.worker_bytes + 2 * self.batch_bytes
+        most = min(self.tuner.limits.workers, self.pool.workers + free // max(each, 1))
+        farther = int(BATCHES_SHARE * free) // max(self.batch_bytes, 1)
+        self.tuner.bound(Limits(most, min(self.tuner.limits.ahead, now.ahead + farther)))
 
     def tell(self, change: Change | None) -> None:
         recorder = self.recorder()
         if change is None:
             return
+        self.bound()
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
         if not self.tuner.is_trying:

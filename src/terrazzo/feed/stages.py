@@ -33,8 +33,6 @@ class Clock:
     recorder: Recorder | None
     worked_s: dict[str, float] = field(default_factory=dict)
     """Per stage, since the epoch began."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Samples, bytes read, samples from memory and from peers, since the epoch began."""
 
     def note(
         self, took: Took, *, epoch: int, batch: int, worker: int = INLINE, beside: bool

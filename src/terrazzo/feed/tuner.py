@@ -100,6 +100,15 @@ class Tuner:
     def _block(self) -> int:
         return max(LEAST_BLOCK, self.settings.workers)
 
+    def bound(self, limits: Limits) -> None:
+        """From now on no more than that; a trial of more is broken off."""
+        self.limits = limits
+        now = self.settings
+        if now.workers > limits.workers or now.ahead > limits.ahead:
+            self._best = None
+            fits = Settings(min(now.workers, limits.workers), min(now.ahead, limits.ahead))
+            self._change(fits, self.latest or Mean(0.0, 0.0, 0.0), "memory is short")
+
     def _mean(self) -> Mean:
         size = self._block
         blocks = [self._rows[at : at + size] for at in range(0, len(self._rows), size)]

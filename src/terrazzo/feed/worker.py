@@ -16,6 +16,7 @@ from terrazzo.feed.arena import Arena
 from terrazzo.feed.files import watched
 from terrazzo.feed.maker import Made, Maker, Recipe, make_drawn
 from terrazzo.feed.process import die_with_parent
+from terrazzo.feed.trays import Trays
 
 NOTE = struct.Struct("<q")
 NOBODY = -1
@@ -36,21 +37,28 @@ class Board:
         return found
 
 
-def work(line: Connection, recipe: Recipe, arena: Arena | None, board: Board, number: int) -> None:
-    """Takes (ticket, task) from the line and answers (ticket, made); None ends it."""
+def work(
+    line: Connection,
+    recipe: Recipe,
+    arena: Arena | None,
+    trays: Trays,
+    board: Board,
+    number: int,
+) -> None:
+    """Takes (ticket, tray, task) from the line and answers (ticket, made); None ends it."""
     die_with_parent()
     torch.set_num_threads(1)
     maker = Maker(recipe, arena, watch=recipe.by_sample)
     maker.at = lambda index: board.write(number, index)
     assert maker.files is not None or not recipe.by_sample
     if maker.files is None:
-        _answer(line, maker)
+        _answer(line, maker, trays)
         return
     with watched(maker.files):
-        _answer(line, maker)
+        _answer(line, maker, trays)
 
 
-def _answer(line: Connection, maker: Maker) -> None:
+def _answer(line: Connection, maker: Maker, trays: Trays) -> None:
     while True:
         try:
             asked = line.recv()
@@ -58,12 +66,13 @@ def _answer(line: Connection, maker: Maker) -> None:
             return
         if asked is None:
             return
-        ticket, task = asked
+        ticket, tray, task = asked
         made = make_drawn(maker, task)
         if made.error is not None:
             made.error = _portable(made.error)
         maker.at(NOBODY)
         try:
+            made.batch = trays.serve(made.batch, tray)
             line.send((ticket, made))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             text = f"a batch could not be handed over: {type(error).__name__}: {error}"

@@ -124,7 +124,7 @@ class Control:
     def alarm(self, *, in_epoch: int | None = None) -> None:
         """Calls for a new view; in one epoch only, where that is given."""
         with self._changed:
-            if in_epoch is None or self.view.epoch == in_epoch:
+            if in_epoch in (None, self.view.epoch):
                 self._deliver(self._council.alarm())
 
     def next_view(self, epoch: int) -> tuple[View, dict[int, int]]:
@@ -142,8 +142,7 @@ class Control:
             self._deliver(self._council.appear(present=does))
 
     def _conferred(self, epoch: int) -> tuple[View, dict[int, int]]:
-        since_s = time.monotonic()
-        told = epoch
+        since_s, told = time.monotonic(), epoch
         while True:
             with self._changed:
                 self._check_left(late=True)

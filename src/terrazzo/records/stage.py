@@ -23,7 +23,7 @@ read from storage, of ``copy`` and ``deliver`` what was moved. Its ``values``:
 Notes (kind ``note``) of the same device: ``tuned`` whenever settings change (workers, depth,
 held_bytes, cores, stall_s and step_s of a mean step before it), and ``epoch`` at the end of each
 one (epoch, batches, samples, read_bytes, held, peer, skipped, and the seconds that each stage and
-``wait`` took in all).
+``wait`` took in all), ``held`` when memory is given back (held_bytes that are left).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAIT = "wait"
 PHASE = "feed"
 BESIDE, IN_LOOP = "stage", "feed"
 """Kinds of spans: of what runs beside training, and of what the loop itself spends."""
-TUNED, EPOCH = "tuned", "epoch"
+TUNED, EPOCH, HELD = "tuned", "epoch", "held"
 """Names of notes."""
 INLINE = -1
 """The worker of a batch that the training process made itself."""
