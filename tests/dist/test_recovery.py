@@ -93,6 +93,29 @@ def finishing(device: int, number: int) -> Found:
     return told(net, train(net, optimizer, DATA))
 
 
+def alarmed_behind_the_last_operator(device: int, number: int) -> Found:
+    """All have computed everything when one dies: what they have written must not count twice."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    control = net.links.control
+
+    def wait_for_the_alarm() -> None:
+        deadline = time.monotonic() + 20
+        while control.view.epoch == 0 and not control._council.seat.alarmed:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    act = die if net.links.device == device else wait_for_the_alarm
+    strike(control, "finish", act, at=number)
+    return told(net, train(net, optimizer, DATA))
+
+
+@pytest.mark.parametrize("number", [3, 4], ids=["forward", "backward"])
+def test_buffers_count_a_batch_once(number: int) -> None:
+    agreed(fates(3, alarmed_behind_the_last_operator, 1, number), (0, 2))
+
+
 @pytest.mark.parametrize("number", [3, 4], ids=["after-forward", "after-backward"])
 def test_a_device_killed_when_it_has_finished_before_others(number: int) -> None:
     agreed(fates(3, finishing, 1, number), (0, 2))

@@ -321,3 +321,9 @@ def test_a_simulated_kernel_refuses_what_a_real_one_would(tmp_path):
     rig.pause(0.0)
     assert rig.kernel.mode()["cores"] == 4
     assert not (tmp_path / CPU_FOLDER / "cpufreq/policy4").exists()
+
+
+def test_dear_readings_come_less_often() -> None:
+    sampler = Sampler([])
+    assert sampler.pause_s(0.0) == sampler.interval_s
+    assert sampler.pause_s(0.01 * sampler.interval_s) == pytest.approx(2 * sampler.interval_s)

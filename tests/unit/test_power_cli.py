@@ -9,8 +9,8 @@ import pytest
 
 from terrazzo.boards import Rig, Workload, load_board
 from terrazzo.boards.sensors import HWMON
-from terrazzo.cli.main import main
-from terrazzo.cli.tuning import _steer
+from terrazzo.cli.main import main, parser
+from terrazzo.cli.tuning import _steer, take_own
 from terrazzo.errors import PowerError, UsageError
 from terrazzo.power.phases import Change, Phase, schedule
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
@@ -137,6 +137,17 @@ class TestTables:
         assert words in capsys.readouterr().err
 
 
+def test_options_may_follow_the_script():
+    words = ["train.py", "--objective", "time", "--epochs", "5", "--max-power", "9W"]
+    given = parser().parse_args(["power", "tune", *words, "--", "--steps", "7"])
+    take_own(given)
+    assert (given.objective, given.max_power, given.steps) == ("time", "9W", None)
+    assert given.arguments == ["--epochs", "5", "--steps", "7"]
+    given = parser().parse_args(["power", "tune", "--modes", "9", "train.py", "--batch", "2"])
+    take_own(given)
+    assert given.modes == 9 and given.arguments == ["--batch", "2"]
+
+
 class TestPhases:
     """A phase that waits for input, and one that computes."""
 
@@ -235,7 +246,7 @@ tz.init()
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
 x = torch.randn(2, 1, 8, 8)
 net = tz.parallelize(model, (x,))
-end = time.time() + 120
+end = time.time() + 230
 while time.time() < end and not Path("page.html").exists():
     net(x).square().mean().backward()
     time.sleep(0.01)

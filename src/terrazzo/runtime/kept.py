@@ -34,6 +34,12 @@ class Kept:
                 if graph.values[name].kind == "parameter"
             }
 
+    def put_back(self, call: Call) -> None:
+        """Buffers are what they were before the call."""
+        with torch.no_grad():
+            for name, tensor in self.buffers.items():
+                call.state[name].copy_(tensor)
+
     def check(self, call: Call) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             for name, version in self._versions.items():
@@ -61,8 +67,6 @@ def forget_calls(net: Net, *, since: int) -> bool:
     if net.calls - since > len(made) + 1:  # the last may not have come to its end
         return False
     if made and made[0].kept is not None:
-        with torch.no_grad():
-            for name, tensor in made[0].kept.buffers.items():
-                made[0].state[name].copy_(tensor)
+        made[0].kept.put_back(made[0])
     net.calls = since
     return True

@@ -29,17 +29,29 @@ class Turn:
 
     def __init__(self, net: Net, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
         self.net, self.leaves, self.tree = net, leaves, tree
+        self.begun: Call | None = None
 
     def run(self) -> Any:
-        made: Made = perform(self.net.links, self._attempt, take=self._take, give=self._give)
+        try:
+            made: Made = perform(self.net.links, self._attempt, take=self._take, give=self._give)
+        except BaseException:
+            self._undo()
+            raise
         return pytree.tree_unflatten(made.outputs, made.call.ready.output_tree)
 
+    def _undo(self) -> None:
+        """Buffers as they were: who was interrupted behind the last operator has changed them."""
+        begun, self.begun = self.begun, None
+        if begun is not None and begun.kept is not None:
+            begun.kept.put_back(begun)
+
     def _attempt(self) -> Made:
+        self._undo()
         key = self.net._key(self.leaves, self.tree)
         self.net._open(self.leaves, key)
         ready = self.net._prepared(self.leaves, self.tree, key)
         self.leaves = relaid(self.net, ready, self.leaves)
-        call = Call(self.net, ready, self.leaves)
+        self.begun = call = Call(self.net, ready, self.leaves)
         return Made(call, call.run())
 
     def _ready(self) -> Ready:
@@ -61,10 +73,11 @@ class Turn:
         return give
 
     def _take(self, source: int) -> Made:
+        self._undo()
         ready = self._ready()
         tensors, _ = take_tensors(self.net.links, source)
         count = len(tensors) - len(ready.changing)
-        call = Call(self.net, ready, self.leaves, received=tensors[:count])
+        self.begun = call = Call(self.net, ready, self.leaves, received=tensors[:count])
         outputs = call.run()
         with torch.no_grad():
             for get, tensor in zip(ready.changing.values(), tensors[count:], strict=True):
