@@ -85,6 +85,8 @@ class Passage:
         if source.tuner.settings.workers:
             self._fill(source.tuner.settings.ahead)
             self._await(item)
+        elif source.pool is not None:
+            source.receive(0.0)  # of workers that finish what they had been given
         self.items.popleft()
         return item
 

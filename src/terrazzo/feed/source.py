@@ -84,7 +84,7 @@ class Source:
             seed=options.seed,
             key=secrets.token_bytes(32),
         )
-        self.reason = stays_reason(loader, options)
+        self.reason = stays_reason(loader)
         """Why batches stay where the loader makes them; empty: they need not."""
         self.inline = Maker(self.recipe)
         self.pool: Pool | None = None
@@ -345,6 +345,7 @@ class Source:
         if change is None:
             return
         self.bound()
+        self.staff()
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
         if not self.tuner.is_trying:
@@ -354,7 +355,7 @@ class Source:
         print(f"terrazzo: feed: {text}", file=sys.stderr, flush=True)
 
 
-def stays_reason(loader: DataLoader[Any], options: Options) -> str:
+def stays_reason(loader: DataLoader[Any]) -> str:
     """Why its batches cannot be made elsewhere without changing them; empty: they can."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         return f"{type(loader).__name__} has a way of its own"
