@@ -190,8 +190,7 @@ class Control:
             return self._board[epoch, key]
 
     def has(self, epoch: int, key: str) -> bool:
-        with self._changed:
-            return (epoch, key) in self._board
+        return (epoch, key) in self._board
 
     def ask_in(self) -> None:
         """Tells all members that this device has a line to each of them, and wants to join."""
