@@ -116,7 +116,7 @@ class Passage:
         while True:
             for other in self.chains.settle(list(self.items)):
                 source.give(other, self.chains, self.number)
-            if item.is_sure:
+            if item.is_sure or not source.tuner.settings.workers:
                 return
             if item.ticket is None:
                 if not self.chains.may_begin(item):

@@ -165,8 +165,7 @@ class Control:
                 if seat.view.epoch > epoch and settled:
                     return seat.view, dict(seat.ready)
                 if time.monotonic() - since_s > self._stuck_s() and not seat.alarmed:
-                    late = set(seat.view.members) - {device for device, _ in seat.ready}
-                    for device in late:
+                    for device in set(seat.view.members) - set(dict(seat.ready)):
                         self._give_up(device, "is stuck: it answers, but does not come")
                 self._changed.wait(BEAT_S)
 
