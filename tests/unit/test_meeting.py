@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from terrazzo.errors import PeerLost
 from terrazzo.members.control import Control
 from terrazzo.members.hello import Challenge
 from terrazzo.members.line import HEAD
@@ -111,3 +114,28 @@ def test_strangers_get_nowhere_and_disturb_nothing() -> None:
     assert [len(one.view.members) for one in members] == [2, 2]
     for one in (later, *members):
         one.leave("the test is over")
+
+
+def test_who_waits_for_the_next_view_says_so() -> None:
+    """Else the others would take it for stuck, when one of them does not come."""
+    members, _ = two()
+    seen = members[1]._health[0]
+    assert wait_until(lambda: not seen.waits), "it works"
+    thread = threading.Thread(target=lambda: is_lost(members[0]))
+    thread.start()
+    assert wait_until(lambda: seen.waits)
+    members[1].leave("the test is over")
+    thread.join(10)
+    members[0].leave("the test is over")
+
+
+def wait_until(there: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 20
+    while not there() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return there()
+
+
+def is_lost(control: Control) -> None:
+    with pytest.raises(PeerLost, match="the test is over"):
+        control.next_view(0)

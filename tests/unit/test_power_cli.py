@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.boards.kernel import CPU
 from terrazzo.boards.sensors import HWMON
 from terrazzo.cli.main import main, parser
 from terrazzo.cli.tuning import _steer, take_own
@@ -269,6 +270,19 @@ def test_a_real_training_is_tuned_and_the_device_put_back(tmp_path, capsys):
     assert len(rows) >= 5 and all(row.step_s > 0.01 for row in rows)
     assert {p: p.read_text().strip() for p in before} == before
     assert not (rig.root / "state.json").exists()
+
+
+def test_the_governor_left_alone_is_measured_as_it_is():
+    with rigged(load_board("pi-like"), WORK) as (rig, bench):
+        bench.measure_s = 0.3
+        low = rig.root / CPU / "cpufreq/policy0/scaling_min_freq"
+        before, mode = low.read_text(), bench.switch.read()
+        row = bench.measure(mode, settled=False)
+        assert low.read_text() == before
+        assert row.step_s > 0
+        bench.measure(Mode.of(dict(mode.values) | {"cpu_hz": 1.5e9}), settled=False)
+        bench.measure(mode, settled=False)
+        assert low.read_text().strip() == "2400000"
 
 
 def test_where_tuning_fails_training_goes_on_as_it_was(capsys):

@@ -19,8 +19,8 @@ from typing import Any
 from terrazzo.errors import PeerLost, RunError
 from terrazzo.members import words
 from terrazzo.members.council import Council, Seat, Sends
+from terrazzo.members.door import Door
 from terrazzo.members.health import BEAT_S, Health, stuck_after_s
-from terrazzo.members.hello import Challenge
 from terrazzo.members.line import Line, LineError
 from terrazzo.members.view import View
 
@@ -29,7 +29,6 @@ ENDED_S = 2.0
 """How long after a device has ended its script the others may still need what it has sent."""
 FAILED_S = 1.0
 """How long they have to read why one has failed."""
-HELLO_S = 5.0
 
 
 class Interrupted(RunError):
@@ -53,7 +52,7 @@ class Control:
     ) -> None:
         settled = tuple((device, 0) for device in view.members)
         self.me, self.token, self.limit_s = me, token, limit_s
-        self._wrap = wrap
+        self._door = Door(listener, token, wrap)
         self.addresses = dict(addresses)
         self.done = self.entered = 0
         self.is_waiting: Callable[[], bool] = lambda: False
@@ -62,22 +61,18 @@ class Control:
         """Breaks off whatever the main thread waits for."""
         self.reasons: dict[int, str] = {}
         """Why devices were given up."""
-        self._council = Council(Seat(me, view, ready=settled))
+        self._council = Council(Seat(me, view, ready=settled, is_present=False))
         self._seen = self._council.seat
         self._lines = dict(lines)
         now_s = time.monotonic()
         self._health = {device: Health(now_s) for device in lines}
-        self._strangers: dict[Line, tuple[float, Challenge]] = {}
         self._guests: set[int] = set()
-        self._listener = listener
         self._left: dict[int, tuple[str, float]] = {}
         self._board: dict[tuple[int, str], bytes] = {}
         self._alarmed_s, self._waited = now_s, 0
-        self._given_ids = 0
-        self._closed = False
+        self._given_ids, self._closed, self._confers = 0, False, False
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._bell, self._rung = socket.socketpair()  # wakes the thread when it is to end
         self._selector.register(self._rung, selectors.EVENT_READ, None)
@@ -129,17 +124,25 @@ class Control:
     def alarm(self, *, in_epoch: int | None = None) -> None:
         """Calls for a new view; in one epoch only, where that is given."""
         with self._changed:
-            if in_epoch is None or self.view.epoch == in_epoch:
+            if in_epoch in (None, self.view.epoch):
                 self._deliver(self._council.alarm())
-
-    def suspect(self, device: int, why: str) -> None:
-        with self._changed:
-            self._give_up(device, why)
 
     def next_view(self, epoch: int) -> tuple[View, dict[int, int]]:
         """Waits for the view after an epoch; gives it, and how many operations each has done."""
-        since_s = time.monotonic()
-        told = epoch
+        self._confer(True)
+        try:
+            return self._conferred(epoch)
+        finally:
+            self._confer(False)
+
+    def _confer(self, does: bool) -> None:
+        """Tells others, or they would take this device for stuck."""
+        with self._changed:
+            self._confers = does
+            self._deliver(self._council.appear(present=does))
+
+    def _conferred(self, epoch: int) -> tuple[View, dict[int, int]]:
+        since_s, told = time.monotonic(), epoch
         while True:
             with self._changed:
                 self._check_left(late=True)
@@ -162,8 +165,7 @@ class Control:
                 if seat.view.epoch > epoch and settled:
                     return seat.view, dict(seat.ready)
                 if time.monotonic() - since_s > self._stuck_s() and not seat.alarmed:
-                    late = set(seat.view.members) - {device for device, _ in seat.ready}
-                    for device in late:
+                    for device in set(seat.view.members) - set(dict(seat.ready)):
                         self._give_up(device, "is stuck: it answers, but does not come")
                 self._changed.wait(BEAT_S)
 
@@ -187,8 +189,7 @@ class Control:
             return self._board[epoch, key]
 
     def has(self, epoch: int, key: str) -> bool:
-        with self._changed:
-            return (epoch, key) in self._board
+        return (epoch, key) in self._board
 
     def ask_in(self) -> None:
         """Tells all members that this device has a line to each of them, and wants to join."""
@@ -208,7 +209,10 @@ class Control:
                 return
             self._say(list(self._lines), ["bye", why])
             end_s = time.monotonic() + (FAILED_S if why else ENDED_S)
-            while self._here() and time.monotonic() < end_s:
+            while (
+                set(self.view.members) & set(self._lines) - set(self._left)
+                and time.monotonic() < end_s
+            ):
                 self._changed.wait(0.05)
             self._closed = True
         self._bell.close()
@@ -216,11 +220,7 @@ class Control:
         self._rung.close()
         for line in self._lines.values():
             line.close()
-        self._listener.close()
-
-    def _here(self) -> set[int]:
-        """Other members who have not left."""
-        return (set(self.view.members) & set(self._lines)) - set(self._left)
+        self._door.listener.close()
 
     def _check_left(self, *, late: bool) -> None:
         """Somebody who has ended its script will never come; those still on their way may have
@@ -249,10 +249,13 @@ class Control:
                     self._attend(key.fileobj, key.data, mask)
                 if now_s - beaten_s >= BEAT_S:
                     beaten_s = now_s
-                    self._say(list(self._lines), ["beat", self.entered, self.is_waiting()])
+                    self._say(list(self._lines), self._beat())
                     self._watch(now_s)
                 self._changed.notify_all()
                 self._wake_up(now_s)
+
+    def _beat(self) -> list[Any]:
+        return ["beat", self.entered, self._confers or self.is_waiting()]
 
     def _wake_up(self, now_s: float) -> None:
         """Where the main thread waits for something that will not come, it is told."""
@@ -270,8 +273,9 @@ class Control:
 
     def _attend(self, file: Any, line: Line | None, mask: int) -> None:
         if line is None:
-            if file is self._listener:
-                self._answer()
+            stranger = self._door.answer() if file is self._door.listener else None
+            if stranger is not None:
+                self._selector.register(stranger, selectors.EVENT_READ, stranger)
             return
         device = next((d for d, known in self._lines.items() if known is line), None)
         try:
@@ -292,7 +296,7 @@ class Control:
             if device is not None and device in self._lines:
                 self._give_up(device, f"lost its connection: {error}")
             elif device is None:
-                self._strangers.pop(line, None)
+                self._door.forget(line)
                 self._drop(line)
 
     def _heed(self, device: int, message: Any) -> None:
@@ -317,10 +321,8 @@ class Control:
     def _watch(self, now_s: float) -> None:
         """Looks for who is silent or stuck, and whether patience is over."""
         seat = self._council.seat
-        for line, (since_s, _) in list(self._strangers.items()):
-            if now_s - since_s > HELLO_S:
-                del self._strangers[line]
-                self._drop(line)
+        for line in self._door.overdue(now_s):
+            self._drop(line)
         for device, health in list(self._health.items()):
             if device in self._lines and device not in self._left and health.is_silent(now_s):
                 self._give_up(device, f"was silent for {now_s - health.heard_s:.1f} s")
@@ -380,21 +382,9 @@ class Control:
 
     # ---- those who come later ------------------------------------------------------------
 
-    def _answer(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)  # a handshake goes on as messages come
-            line = Line(self._wrap(connection, True))
-            self._strangers[line] = (time.monotonic(), Challenge())
-            self._selector.register(line, selectors.EVENT_READ, line)
-            line.say(self._strangers[line][1].asks)
-
     def _greeted(self, line: Line, message: Any) -> int | None:
         """A stranger says hello: with the token it becomes a guest, or learns who is here."""
-        if line not in self._strangers:
-            raise LineError("it has said hello before")
-        device, address, proof = self._strangers[line][1].check(self.token, message)
-        line.say(proof)
+        device, address = self._door.greet(line, message)
         if device is None:
             self._given_ids += 1
             given = 1000 * (self.me + 1) + self._given_ids
@@ -403,8 +393,8 @@ class Control:
             return None
         if device in self._lines or device in self.view.members:
             raise LineError("a device of that number is here")
-        self._strangers.pop(line, None)
+        self._door.forget(line)
         self._lines[device], self._health[device] = line, Health(time.monotonic())
         self.addresses[device] = address
-        line.say(["beat", self.entered, self.is_waiting()])
+        line.say(self._beat())
         return device

@@ -74,8 +74,16 @@ class Shelf:
         with self._refusing(step, sum(t.nbytes for t in (*model.values(), *tensors))):
             self._write(files, body, target)
         for old in self.steps[: -self.kept]:
-            shutil.rmtree(self.folder / f"{PREFIX}{old:08d}", ignore_errors=True)
+            self._remove(self.folder / f"{PREFIX}{old:08d}")
         return target
+
+    def _remove(self, path: Path) -> None:
+        """All of it or nothing, also when the device loses power meanwhile."""
+        aside = self.folder / f"{UNFINISHED}{path.name}-old"
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _write(
         self, files: Mapping[str, Mapping[str, Tensor]], body: Mapping[str, Any], target: Path
@@ -93,7 +101,7 @@ class Shelf:
         document.write(beside / STATE, text)
         _flush(beside)
         if target.exists():  # the same steps were made again, after going back
-            shutil.rmtree(target)
+            self._remove(target)
         beside.rename(target)
         _flush(self.folder)
 
