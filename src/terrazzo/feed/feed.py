@@ -274,9 +274,9 @@ class Feed:
             raise
         self._meet()
         letter = dict(header)
-        if self._guests():
-            links.broadcast_bytes(json.dumps({"join": True}).encode(), self.place)
-            self._regroup()
+        if guests := self._guests():
+            links.broadcast_bytes(json.dumps({"join": guests}).encode(), self.place)
+            self._regroup(guests)
         if self.position == 0 and self._chance is not None:
             letter["chance"] = self._chance
         links.broadcast_bytes(json.dumps(letter).encode(), self.place)
@@ -286,24 +286,25 @@ class Feed:
         self._meet()
         header = json.loads(self.links.broadcast_bytes(None, self.place))
         if "join" in header:
-            self._regroup()
+            self._regroup(header["join"])
         self._chance = header.pop("chance", self._chance)
         if "error" in header:
             raise RunError(f"device {self.reader}, which reads the data, failed: {header['error']}")
         return self._fed(header, [] if "end" in header else outlines(header), None)
 
-    def _guests(self) -> bool:
+    def _guests(self) -> list[int]:
+        """Who is to be let in now: one at a time, because the next must have a line to it."""
         control = self.links.control
         if self.host is None or control is None or not self.host.admits:
-            return False
-        return bool(control.guests)
+            return []
+        return sorted(control.guests)[:1]
 
-    def _regroup(self) -> NoReturn:
+    def _regroup(self, guests: list[int]) -> NoReturn:
         """Somebody wants to join: before this batch is as good a place as any."""
         assert self.links.control is not None
         assert self.host is not None
         self.host.before_joining(self)
-        self.links.control.admit()
+        self.links.control.admit(guests)
         raise Interrupted("a device joins")
 
     def _meet(self) -> None:

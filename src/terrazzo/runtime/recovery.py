@@ -28,7 +28,8 @@ from torch import Tensor
 
 from terrazzo.errors import PeerLost, PlanError
 from terrazzo.members.control import Control, Interrupted
-from terrazzo.members.meeting import Wrap, meet, unwrapped
+from terrazzo.members.meeting import meet, unwrapped
+from terrazzo.members.strangers import Wrap
 from terrazzo.members.view import View
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
@@ -38,6 +39,8 @@ from terrazzo.runtime.sockets import own_address
 
 Result = TypeVar("Result")
 Give = Callable[[int], None]
+MOST_TRIES = 4
+"""So often the same members make an operation again: what breaks each time is no accident."""
 NEW = -1
 """How many operations somebody has finished who has only just joined."""
 
@@ -60,6 +63,26 @@ class Host(Protocol):
 
     def save_last(self) -> str:
         """There is no going on; gives what was saved and where, in words."""
+
+
+class Tries:
+    """How often an operation was begun again among the same members."""
+
+    def __init__(self) -> None:
+        self.same = 0
+        self._members: tuple[int, ...] = ()
+
+    def again(self, after: tuple[int, ...], error: Interrupted) -> int:
+        """Gives how often that did not help; refused where it never will."""
+        self.same = self.same + 1 if self._members == after else 1
+        self._members = after
+        if self.same > MOST_TRIES:
+            raise PeerLost(
+                f"{len(after)} devices have connected anew {MOST_TRIES} times in one operation and "
+                f"it broke again, though none of them was lost ({error}): look at the network "
+                "between them and at the memory of each, and start again from the last checkpoint"
+            )
+        return self.same - 1
 
 
 class Recovery:
@@ -92,7 +115,7 @@ class Recovery:
         number = control.done + 1
         control.entered = number
         self.is_inside = True
-        is_anew = False
+        is_anew, tries = False, Tries()
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -102,7 +125,7 @@ class Recovery:
                     control.finish(number, links.epoch)
                     break
                 except Interrupted as error:
-                    source = self._regroup(number, error)
+                    source = self._regroup(number, error, tries)
                     act = attempt if source is None else _taking(take, source)
                     is_anew = True
                 except PlanError as error:
@@ -123,7 +146,7 @@ class Recovery:
         count = "1 device is" if self.links.devices == 1 else f"{self.links.devices} devices are"
         return PeerLost(f"{count} left, too few: {error} {told}.")
 
-    def _regroup(self, number: int, error: Interrupted) -> int | None:
+    def _regroup(self, number: int, error: Interrupted, tries: Tries) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
         begin = time.monotonic()
         before = self.links.members
@@ -131,7 +154,8 @@ class Recovery:
         while True:
             try:
                 view, counts = self.control.next_view(self.links.epoch)
-                regroup(self.links, self.control, view)
+                tried = tries.again(view.members, error)
+                regroup(self.links, self.control, view, tried=tried)
                 self.took_s = time.monotonic() - begin
                 self._tell(before, view)
                 kept = [before.index(d) if d in before else None for d in view.members]
@@ -141,8 +165,8 @@ class Recovery:
                 found = self._settle(number, view, counts)
                 self._welcome(view, counts)
                 return found
-            except Interrupted:
-                continue
+            except Interrupted as again:
+                error = again
 
     def _settle(self, number: int, view: View, counts: dict[int, int]) -> int | None:
         """Those who are ahead give to those who are behind; newcomers only listen."""
