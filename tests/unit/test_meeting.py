@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from terrazzo.members.hello import Challenge
 from terrazzo.members.line import HEAD
 from terrazzo.members.meeting import Family, call, come_later, heard, meet, tell, unwrapped
 from terrazzo.members.strangers import MOST_STRANGERS
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.sockets import identities
 
 TOKEN = "9f" * 16
 
@@ -173,6 +176,18 @@ def test_a_thread_that_ended_is_an_error_and_no_silence() -> None:
     leave(members[1])
 
 
+def test_hanging_up_links_leaves_lines_alone() -> None:
+    """A guest's line is accepted while links are made: at the next loss it must not break."""
+    members, _ = two()
+    links = Links()
+    links.control, links.sockets = members[0], identities(members[0].sockets())
+    assert links.sockets
+    links.hang_up()
+    members[0].post(0, "word", b"still here")
+    assert members[1].look(0, "word", 10) == b"still here"
+    leave(*members)
+
+
 def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
     members, told = two()
     later = [come_later([told["at 0"]], token=told["token"], limit_s=10) for _ in range(2)]
@@ -195,7 +210,7 @@ def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
             for one in (*members, *later):
                 if one.me in members[0].view.members:
                     one.admit(guests)
-        threads[0].join(0.05)
+        time.sleep(0.05)
         if not any(thread.is_alive() for thread in threads):
             break
     everybody = tuple(sorted(one.me for one in (*members, *later)))

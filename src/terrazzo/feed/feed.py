@@ -18,7 +18,7 @@ from torch import Tensor
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
-from terrazzo.feed.chance import draw_as
+from terrazzo.feed.chance import draw_as, draw_but, drawn_from, moved
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
 from terrazzo.feed.sharing import Offer
@@ -63,34 +63,6 @@ def feed(
     way = Feed(source, net, inputs=inputs, reader=reads)
     way.offers(options.get("cache"))
     yield from counted(net.links, way, reader=reads)
-
-
-class Alone:
-    """One way through a source on the only device there is."""
-
-    reader = 0
-
-    def __init__(self, source: Source | Plain) -> None:
-        self.source, self.position = source, 0
-        self._chance: dict[str, Any] | None = None
-        self._batches: Iterator[Any] | None = None
-
-    def where(self) -> dict[str, Any]:
-        return {"position": self.position, "reader": 0, "chance": self._chance}
-
-    def go_on_from(self, where: Mapping[str, Any]) -> None:
-        self.position, self._chance = where["position"], where["chance"]
-        if self._chance is not None:
-            self.source.draw_as(self._chance)
-        self._batches = self.source.begin(self.position)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._batches is None:
-            self._chance = self.source.chance()
-            self._batches = iter(self.source)
-        for batch in self._batches:
-            self.position += 1
-            yield batch
 
 
 class Host(Protocol):
@@ -138,6 +110,8 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
+        self.draws: set[str] = set()
+        """Generators that all share and that reading draws from; the loop draws from the rest."""
         self._offer: Offer | None = None
         self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
@@ -223,8 +197,10 @@ class Feed:
     def _catch_up(self) -> None:
         """Reads up to where the one before was; batches still in use are kept."""
         assert self.source is not None
+        own = drawn_from(None)
         if self._chance is not None:
             self.source.draw_as(self._chance)
+        before = drawn_from(None)
         first = min([self.position, *(number for number in self._live)])
         self._batches, self._read = self.source.begin(first), None
         self._repeats.lose()
@@ -233,9 +209,13 @@ class Feed:
             used = self._live.get(number)
             if used is not None:
                 used.tensors = describe(batch)[1][: self.inputs]
+        if self._chance is not None:
+            self._read = self._from(self._batches)
+            self.draws |= moved(before)
+            draw_but(own, self.draws)
         used = self._live.get(self.position)  # given to some before the reader was lost
         if used is not None:
-            self._read = (*describe(batch := next(self._batches, None)), batch)
+            self._read = self._read or self._from(self._batches)
             used.tensors = self._read[1][: self.inputs]
 
     def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
@@ -248,13 +228,20 @@ class Feed:
                 self._batches = iter(self.source)
             again = self._repeats.next()
             if again is None:
-                batch = next(self._batches, None)
-                again = (*describe(batch), batch)
-                if batch is None and self.links.recovery is not None:
-                    again[0]["after"] = self.source.chance()
+                before = drawn_from(None) if self.links.recovery is not None else {}
+                again = self._from(self._batches)
+                self.draws |= moved(before) if before else set()
                 self._repeats.add(again)
             self._read = again
         return self._read
+
+    def _from(self, batches: Iterator[Any]) -> tuple[dict[str, Any], list[Tensor], Any]:
+        """One more of the source, as it is told; at the end also what comes after."""
+        batch = next(batches, None)
+        found = (*describe(batch), batch)
+        if batch is None and self.links.recovery is not None and self.source is not None:
+            found[0]["after"] = self.source.chance()
+        return found
 
     # ---- handing out ---------------------------------------------------------------------
 

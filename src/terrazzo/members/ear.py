@@ -85,6 +85,11 @@ class Ear:
     def view(self) -> View:
         return self._council.seat.view
 
+    def sockets(self) -> list[int]:
+        """The files of all its connections."""
+        with self._changed:
+            return [line.fileno() for line in (*self._lines.values(), *self._strangers.lines)]
+
     # ---- the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:

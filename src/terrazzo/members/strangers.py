@@ -31,6 +31,10 @@ class Strangers:
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
 
+    @property
+    def lines(self) -> list[Line]:
+        return list(self._callers)
+
     def answer(self) -> None:
         """Somebody calls: it is asked to prove that it knows the token."""
         try:

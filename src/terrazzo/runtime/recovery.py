@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -129,9 +129,9 @@ class Recovery:
                     act = attempt if source is None else _taking(take, source)
                     is_anew = True
                 except PlanError as error:
-                    if is_anew:
-                        raise self._too_few(error) from error
-                    raise
+                    if not is_anew:
+                        raise
+                    act = self._giving_up(error)  # somebody may be lost in that, too
         except PeerLost as error:
             links.fail(error)
             raise
@@ -140,11 +140,16 @@ class Recovery:
         self._give = give(result)
         return result
 
-    def _too_few(self, error: PlanError) -> PeerLost:
+    def _giving_up(self, error: PlanError) -> Callable[[], NoReturn]:
         """Those who are left have no plan; what they have is saved."""
-        told = "Nothing was saved" if self.host is None else self.host.save_last()
-        count = "1 device is" if self.links.devices == 1 else f"{self.links.devices} devices are"
-        return PeerLost(f"{count} left, too few: {error} {told}.")
+
+        def give_up() -> NoReturn:
+            told = "Nothing was saved" if self.host is None else self.host.save_last()
+            count = f"{self.links.devices} devices are"
+            count = "1 device is" if self.links.devices == 1 else count
+            raise PeerLost(f"{count} left, too few: {error} {told}.") from error
+
+        return give_up
 
     def _regroup(self, number: int, error: Interrupted, tries: Tries) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
@@ -162,11 +167,20 @@ class Recovery:
                 for follower in list(self.followers):
                     follower.follow(kept)
                 before = view.members
+                self.agree_on_weights()
                 found = self._settle(number, view, counts)
                 self._welcome(view, counts)
                 return found
             except Interrupted as again:
                 error = again
+
+    def agree_on_weights(self) -> None:
+        """Where one device is in the middle of moving weights, nobody has moved any."""
+        weights = [follower._weights for follower in self.followers]
+        out = any(one.is_out_of_place for one in weights)
+        if self.links.gather(torch.tensor([float(out)]), counted=False).any():
+            for one in weights:
+                one.lose()
 
     def _settle(self, number: int, view: View, counts: dict[int, int]) -> int | None:
         """Those who are ahead give to those who are behind; newcomers only listen."""
