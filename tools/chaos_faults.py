@@ -31,7 +31,7 @@ ONLY_CUT = ("copy", "return")
 ONLY_SECOND = ("recovery", "return")
 LOST = ("kill", "pause", "hang", "cut", "fill")
 """After these the others go on without the device."""
-RESUME_S, CLOCK_S = 12.0, 1e6
+RESUME_S, CLOCK_S = 30.0, 1e6
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ def slowed(medium: Medium, folder: Path) -> Iterator[bool]:
     try:
         yield True
     finally:
-        (BLKIO / "cgroup.procs").write_text(str(os.getpid()))
         with suppress(OSError):
+            for process in (group / "cgroup.procs").read_text().split():
+                (BLKIO / "cgroup.procs").write_text(process)
             group.rmdir()
 
 

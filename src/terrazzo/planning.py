@@ -28,8 +28,8 @@ from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
 
-PLANNED, DECIDED, REFUSED = b"P", b"D", b"R"
-"""A plan for one graph; a plan that other graphs follow; none."""
+PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
+"""A plan for one graph; a plan that other graphs follow; none; a wish that nothing can mean."""
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
 
@@ -172,10 +172,12 @@ class Planner:
             try:
                 data = self._searched(graph, slowness)
             except TerrazzoError as error:
-                data, failure = REFUSED + str(error).encode(), error
+                letter = WRONG if isinstance(error, UsageError) else REFUSED
+                data, failure = letter + str(error).encode(), error
         data = links.broadcast_bytes(data)
-        if data[:1] == REFUSED:
-            raise failure or PlanError(data[1:].decode())
+        if data[:1] in (REFUSED, WRONG):
+            kind = UsageError if data[:1] == WRONG else PlanError
+            raise failure or kind(data[1:].decode())
         plan = Plan.from_json(data[1:].decode())
         if data[:1] == DECIDED and not slowness:
             self._first = (graph, plan)

@@ -242,6 +242,18 @@ def test_a_batch_that_cannot_travel_is_refused() -> None:
         assert "collate" in message
 
 
+def other_options() -> str:
+    net = tz.parallelize(cnn(), (X,))
+    data = loader()
+    list(tz.feed(data, net, workers=0))
+    return refusal(UsageError, lambda: next(iter(tz.feed(data, net, workers=1))))
+
+
+def test_other_options_for_the_same_loader_are_refused() -> None:
+    (message,) = run_on(1, other_options)
+    assert "same ones in every epoch" in message
+
+
 def sharded_loader() -> str:
     net = tz.parallelize(cnn(), (X,))
     sampler = DistributedSampler(pictures())

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -216,3 +216,28 @@ def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
     everybody = tuple(sorted(one.me for one in (*members, *later)))
     assert found == dict.fromkeys(everybody, everybody)
     leave(*members, *later)
+
+
+def test_who_waits_for_the_next_view_says_so() -> None:
+    """Else the others would take it for stuck, when one of them does not come."""
+    members, _ = two()
+    seen = members[1]._health[0]
+    assert wait_until(lambda: not seen.waits), "it works"
+    thread = threading.Thread(target=lambda: is_lost(members[0]))
+    thread.start()
+    assert wait_until(lambda: seen.waits)
+    members[1].leave("the test is over")
+    thread.join(10)
+    members[0].leave("the test is over")
+
+
+def wait_until(there: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 20
+    while not there() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return there()
+
+
+def is_lost(control: Control) -> None:
+    with pytest.raises(PeerLost, match="the test is over"):
+        control.next_view(0)

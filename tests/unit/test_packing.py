@@ -160,7 +160,7 @@ class TestReading:
             found,
             batch_size=None,
             shuffle=True,
-            num_workers=2,
+            num_workers=1,
             generator=torch.Generator().manual_seed(1),
         )
         found[0]  # a file that is open here is opened again in each worker

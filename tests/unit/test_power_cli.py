@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.boards.kernel import CPU
 from terrazzo.boards.sensors import HWMON
-from terrazzo.cli.main import main
-from terrazzo.cli.tuning import _steer
+from terrazzo.cli.main import main, parser
+from terrazzo.cli.tuning import _steer, take_own
 from terrazzo.errors import PowerError, UsageError
 from terrazzo.power.phases import Change, Phase, schedule
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
@@ -137,6 +138,17 @@ class TestTables:
         assert words in capsys.readouterr().err
 
 
+def test_options_may_follow_the_script():
+    words = ["train.py", "--objective", "time", "--epochs", "5", "--max-power", "9W"]
+    given = parser().parse_args(["power", "tune", *words, "--", "--steps", "7"])
+    take_own(given)
+    assert (given.objective, given.max_power, given.steps) == ("time", "9W", None)
+    assert given.arguments == ["--epochs", "5", "--steps", "7"]
+    given = parser().parse_args(["power", "tune", "--modes", "9", "train.py", "--batch", "2"])
+    take_own(given)
+    assert given.modes == 9 and given.arguments == ["--batch", "2"]
+
+
 class TestPhases:
     """A phase that waits for input, and one that computes."""
 
@@ -235,7 +247,7 @@ tz.init()
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
 x = torch.randn(2, 1, 8, 8)
 net = tz.parallelize(model, (x,))
-end = time.time() + 120
+end = time.time() + 230
 while time.time() < end and not Path("page.html").exists():
     net(x).square().mean().backward()
     time.sleep(0.01)
@@ -257,6 +269,19 @@ def test_a_real_training_is_tuned_and_the_device_put_back(tmp_path, capsys):
     assert len(rows) >= 5 and all(row.step_s > 0.01 for row in rows)
     assert {p: p.read_text().strip() for p in before} == before
     assert not (rig.root / "state.json").exists()
+
+
+def test_the_governor_left_alone_is_measured_as_it_is():
+    with rigged(load_board("pi-like"), WORK) as (rig, bench):
+        bench.measure_s = 0.3
+        low = rig.root / CPU / "cpufreq/policy0/scaling_min_freq"
+        before, mode = low.read_text(), bench.switch.read()
+        row = bench.measure(mode, settled=False)
+        assert low.read_text() == before
+        assert row.step_s > 0
+        bench.measure(Mode.of(dict(mode.values) | {"cpu_hz": 1.5e9}), settled=False)
+        bench.measure(mode, settled=False)
+        assert low.read_text().strip() == "2400000"
 
 
 def test_where_tuning_fails_training_goes_on_as_it_was(capsys):

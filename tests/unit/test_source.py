@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Weig
 from terrazzo.feed import draws, trays
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
+from terrazzo.feed.tuner import Change, Limits, Mean, Settings, Tuner
 from terrazzo.records.event import read_events
 from terrazzo.records.stage import stage_spans
 from terrazzo.runtime.recorder import Recorder
@@ -156,6 +157,29 @@ class Large(Numbers):
     def __getitem__(self, index: int) -> Any:
         x, label = super().__getitem__(index)
         return x.repeat(1, 100), label
+
+
+def test_workers_may_come_and_go_within_an_epoch() -> None:
+    path = iter([0, 0, 1, 3, 3, 1, 0, 0, 2, 0] * 3)
+
+    class Restless(Tuner):
+        def step(self, **times: float) -> Change:
+            workers = next(path)
+            return self._change(Settings(workers, 2 * workers), Mean(1.0, 0.5, 0.0), "at random")
+
+    def wrap(loader: DataLoader[Any]) -> Source:
+        source = Source(loader, Options())
+        source.tuner = Restless(Settings(), Limits(8, 16))
+        sources.append(source)
+        return source
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Numbers(), batch_size=4, shuffle=True)
+
+    sources: list[Source] = []
+    assert seen(make, wrap) == seen(make, lambda loader: loader)
+    assert sources[0].pool is not None
+    assert sources[0].pool.workers == 0, "the last of the path"
 
 
 # ---- the border between two epochs ----------------------------------------------------------

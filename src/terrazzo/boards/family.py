@@ -2,66 +2,76 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from terrazzo.boards.board import Board, Clock, Workload, load_board, spread
+from terrazzo.boards.board import Board, Clock, Speed, Thermal, Workload, load_board, spread
 from terrazzo.boards.physics import truth
 
 KINDS = ("jetson", "pi", "desktop")
 
 
-def drawn_board(kind: str, seed: int) -> Board:
-    """A board of a kind; every figure that matters lies within wide limits around ours."""
-    random = np.random.default_rng([seed, KINDS.index(kind)])
+@dataclass(frozen=True)
+class _Draw:
+    """Numbers around others, in the order in which they are asked for."""
 
-    def around(value: float, by: float) -> float:
-        return float(value * np.exp(random.uniform(-np.log(by), np.log(by))))
+    random: np.random.Generator
 
-    like = load_board("pi-like" if kind == "pi" else "orin-like")
+    def around(self, value: float, by: float) -> float:
+        return float(value * np.exp(self.random.uniform(-np.log(by), np.log(by))))
 
-    def clock(old: Clock, low: float, high: float, count: int) -> Clock:
-        knee, floor = random.uniform(0.4, 0.75), random.uniform(0.55, 0.72)
-        volts = ((float(knee), float(floor)), (1.0, float(floor * random.uniform(1.25, 1.65))))
+    def clock(self, old: Clock, low: float, high: float, count: int) -> Clock:
+        knee, floor = self.random.uniform(0.4, 0.75), self.random.uniform(0.55, 0.72)
+        top = floor * self.random.uniform(1.25, 1.65)
         return replace(
             old,
             hz=tuple(spread(low, high, count)),
-            volts=volts,
-            farads=around(old.farads, 1.6),
-            idle_share=min(around(old.idle_share, 1.7), 1.0),
-            leak_w=around(old.leak_w, 1.8),
+            volts=((float(knee), float(floor)), (1.0, float(top))),
+            farads=self.around(old.farads, 1.6),
+            idle_share=min(self.around(old.idle_share, 1.7), 1.0),
+            leak_w=self.around(old.leak_w, 1.8),
         )
 
+    def speed(self, old: Speed, kind: str) -> Speed:
+        return replace(
+            old,
+            gpu_flops_per_hz=self.around(old.gpu_flops_per_hz, 1.6),
+            cpu_flops_per_hz=self.around(old.cpu_flops_per_hz, 1.5),
+            bytes_per_hz=self.around(old.bytes_per_hz, 1.6),
+            fixed_bytes_per_s=self.around(old.fixed_bytes_per_s, 1.5) if kind == "pi" else 0.0,
+            gpu_bytes_per_hz=self.around(old.gpu_bytes_per_hz, 1.6),
+            launch_cycles=self.around(old.launch_cycles, 2.0),
+            stall=self.around(old.stall, 2.0),
+            softness=float(self.random.uniform(2.0, 6.0)),
+            overhead_s=self.around(old.overhead_s, 2.0),
+        )
+
+    def thermal(self, old: Thermal, kind: str) -> Thermal:
+        return replace(
+            old,
+            c_per_w=self.around(old.c_per_w, 1.3) * (0.25 if kind == "desktop" else 1.0),
+            ambient_c=float(self.random.uniform(18, 34)),
+            leak_per_c=self.around(old.leak_per_c, 1.4),
+        )
+
+
+def drawn_board(kind: str, seed: int) -> Board:
+    """A board of a kind; every figure that matters lies within wide limits around ours."""
+    random = np.random.default_rng([seed, KINDS.index(kind)])
+    draw = _Draw(random)
+    like = load_board("pi-like" if kind == "pi" else "orin-like")
     top_cpu, top_gpu = random.uniform(1.4e9, 2.4e9), random.uniform(0.8e9, 1.4e9)
     top_mem = random.uniform(1.6e9, 3.4e9)
-    cpu = clock(like.cpu, 0.4e9 if kind != "pi" else 0.8e9, top_cpu, 12)
+    cpu = draw.clock(like.cpu, 0.4e9 if kind != "pi" else 0.8e9, top_cpu, 12)
     gpu, memory = like.gpu, like.memory
     if gpu is not None and memory is not None:
-        gpu = clock(gpu, 0.12e9, top_gpu, 11)
-        memory = replace(clock(memory, 0.2e9, top_mem, 4), idle_share=1.0)
-    if kind == "desktop":
-        assert gpu is not None and memory is not None
-        gpu = replace(gpu, hz=tuple(spread(0.3e9, 1.9e9, 24)), farads=gpu.farads * 6)
-        memory = replace(memory, hz=tuple(spread(0.8e9, 5e9, 5)), farads=memory.farads * 5)
-    speed = replace(
-        like.speed,
-        gpu_flops_per_hz=around(like.speed.gpu_flops_per_hz, 1.6),
-        cpu_flops_per_hz=around(like.speed.cpu_flops_per_hz, 1.5),
-        bytes_per_hz=around(like.speed.bytes_per_hz, 1.6),
-        fixed_bytes_per_s=around(like.speed.fixed_bytes_per_s, 1.5) if kind == "pi" else 0.0,
-        gpu_bytes_per_hz=around(like.speed.gpu_bytes_per_hz, 1.6),
-        launch_cycles=around(like.speed.launch_cycles, 2.0),
-        stall=around(like.speed.stall, 2.0),
-        softness=float(random.uniform(2.0, 6.0)),
-        overhead_s=around(like.speed.overhead_s, 2.0),
-    )
-    thermal = replace(
-        like.thermal,
-        c_per_w=around(like.thermal.c_per_w, 1.3) * (0.25 if kind == "desktop" else 1.0),
-        ambient_c=float(random.uniform(18, 34)),
-        leak_per_c=around(like.thermal.leak_per_c, 1.4),
-    )
+        gpu = draw.clock(gpu, 0.12e9, top_gpu, 11)
+        memory = replace(draw.clock(memory, 0.2e9, top_mem, 4), idle_share=1.0)
+        if kind == "desktop":
+            gpu = replace(gpu, hz=tuple(spread(0.3e9, 1.9e9, 24)), farads=gpu.farads * 6)
+            memory = replace(memory, hz=tuple(spread(0.8e9, 5e9, 5)), farads=memory.farads * 5)
+    speed, thermal = draw.speed(like.speed, kind), draw.thermal(like.thermal, kind)
     cores = int(random.choice((4, 6, 8, 12)))
     return replace(
         like,
@@ -69,8 +79,8 @@ def drawn_board(kind: str, seed: int) -> Board:
         tree="desktop" if kind == "desktop" else like.tree,
         cores=4 if kind == "pi" else cores,
         cluster=4 if kind == "pi" else cores // 2,
-        base_w=around(like.base_w, 1.8) * (8 if kind == "desktop" else 1),
-        loss_per_w=around(like.loss_per_w, 1.5) * (0.1 if kind == "desktop" else 1),
+        base_w=draw.around(like.base_w, 1.8) * (8 if kind == "desktop" else 1),
+        loss_per_w=draw.around(like.loss_per_w, 1.5) * (0.1 if kind == "desktop" else 1),
         cpu=cpu,
         gpu=gpu,
         memory=memory,

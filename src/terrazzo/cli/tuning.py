@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  sudo terrazzo power tune train.py --objective energy --max-power 12W
-      inside of this training: measure up to 50 modes, choose, go on in the best, put all back
+  sudo terrazzo power tune train.py --objective energy --max-power 12W -- --epochs 5
+      inside of this training: measure up to 50 modes, choose, go on in the best, put all back;
+      what follows -- is the script's own
   terrazzo power tune train.py --deadline 6h --steps 20000
       the least energy with which 20000 steps are done in six hours
   terrazzo power tune --from table.csv --max-slowdown 1.2 --html modes.html
@@ -77,6 +78,16 @@ CALM_S = 20.0
 
 def add_tune(verbs: Commands) -> None:
     parser = add_verb(verbs, "tune", "find the best power mode for a training", EXAMPLES)
+    _add_flags(parser)
+    parser.add_argument("script", nargs="?", help="the Python file that trains")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...",
+        help="arguments of the script; options that tune knows are its own before a --",
+    )  # fmt: skip
+    parser.set_defaults(command=tune_power)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default=ENERGY, help="what shall be least"
     )
@@ -104,14 +115,20 @@ def add_tune(verbs: Commands) -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write what was measured as CSV")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the picture as a page")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the training records")
-    parser.add_argument("script", nargs="?", help="the Python file that trains")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    )
-    parser.set_defaults(command=tune_power)
+
+
+def take_own(options: argparse.Namespace) -> None:
+    """``tune train.py --objective energy -- --epochs 5``: our options may follow the script."""
+    words = list(options.arguments)
+    place = words.index("--") if "--" in words else len(words)
+    flags = argparse.ArgumentParser(prog="terrazzo power tune", add_help=False, allow_abbrev=False)
+    _add_flags(flags)
+    _, rest = flags.parse_known_args(words[:place], options)
+    options.arguments = [*rest, *words[place + 1 :]]
 
 
 def tune_power(options: argparse.Namespace) -> int:
+    take_own(options)
     goal = _goal(options)
     sources = [options.table is not None, options.simulate is not None, options.script is not None]
     if sum(sources) != 1:
@@ -244,8 +261,7 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
     """The script runs from its first step to its last; modes change under it."""
     if not Path(options.script).is_file():
         raise UsageError(f"no script {options.script}; give the path of a Python file")
-    root = options.root
-    with _switch(root, screen) as switch:
+    with _switch(options.root, screen) as switch:
         if not switch.knobs:
             raise PowerError(
                 "this device has no knobs that could be changed (terrazzo power show); with a "
@@ -253,23 +269,7 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
             )
         name = Path(options.script).stem
         folder = options.run_dir or RunFolder.create(Path("runs"), f"tune-{name}").path
-        command = [
-            sys.executable,
-            "-m",
-            "terrazzo.cli",
-            "run",
-            "--on",
-            "1",
-            "--run-dir",
-            str(folder),
-        ]
-        command += [options.script, *options.arguments]
-        environment = {**os.environ, EVERY_CALL: EVERY_CALLS}
-        with (
-            _orderly(),
-            subprocess.Popen(command, env=environment) as process,
-            _sampler(root) as sampler,
-        ):
+        with _orderly(), _started(options, folder) as process, _sampler(options.root) as sampler:
             bench = StepBench(
                 switch,
                 sampler,
@@ -277,18 +277,27 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
                 is_running=lambda: process.poll() is None,
                 measure_s=options.seconds,
             )
-            problem = None
-            try:
-                problem = _steer(bench, goal, options, screen)
-                status = process.wait()
-            except BaseException:
-                _end(process)
-                raise
+            problem = _steer(bench, goal, options, screen)
+            status = process.wait()
     screen.line("The device is as it was before.")
     if status:
         raise PowerError(f"the training ended with status {status}; its output is above")
     if problem is not None:
         raise problem
+
+
+@contextmanager
+def _started(options: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The training; whatever happens here, it does not outlive this command."""
+    command = [sys.executable, "-m", "terrazzo.cli", "run", "--on", "1", "--run-dir", str(folder)]
+    command += [options.script, *options.arguments]
+    environment = {**os.environ, EVERY_CALL: EVERY_CALLS}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            yield process
+        except BaseException:
+            _end(process)
+            raise
 
 
 def _steer(

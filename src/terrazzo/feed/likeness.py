@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,11 +27,6 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 def likeness(root: Any) -> int:
     """A number that changes when the object is changed, as far as the walk sees."""
     return hash(tuple(_walk(root)))
-
-
-def has_generator(root: Any) -> bool:
-    """Whether it draws from a generator of its own, of which each process would have a copy."""
-    return any(mark == "generator" for mark in _walk(root))
 
 
 def _walk(root: Any) -> Iterator[Any]:
@@ -67,12 +63,20 @@ def _marks(one: Any) -> Iterator[Any]:
 def _parts(one: Any) -> list[Any]:
     if isinstance(one, (ModuleType, type, torch.Tensor, np.ndarray, *GENERATORS)):
         return []
+    if isinstance(one, dict) and len(one) > MOST_ENTRIES:
+        return []
+    return entries(one, MOST_ENTRIES)
+
+
+def entries(one: Any, most: int) -> list[Any]:
+    """What an object is made of; of long ones, some."""
     if isinstance(one, dict):
-        if len(one) > MOST_ENTRIES:
-            return []
-        return [part for pair in one.items() for part in pair]
+        pairs = list(islice(one.items(), most))
+        return [part for pair in pairs for part in pair]
     if isinstance(one, (list, tuple)):
-        return list(one[:: max(len(one) // MOST_ENTRIES, 1)])[:MOST_ENTRIES]
+        return list(one[:: max(len(one) // most, 1)])[:most]
+    if isinstance(one, (set, frozenset)):
+        return list(islice(one, most))
     if isinstance(one, FunctionType):
         cells = one.__closure__ or ()
         return [cell.cell_contents for cell in cells if cell != type(cell)()]
@@ -80,6 +84,8 @@ def _parts(one: Any) -> list[Any]:
     state = getattr(one, "__dict__", None)
     if isinstance(state, dict):
         found += list(state.values())
-    for name in getattr(type(one), "__slots__", ()):
-        found.append(getattr(one, name, None))
+    for kind in type(one).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            found.append(getattr(one, name, None))
     return found

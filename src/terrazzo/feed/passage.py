@@ -85,6 +85,8 @@ class Passage:
         if source.tuner.settings.workers:
             self._fill(source.tuner.settings.ahead)
             self._await(item)
+        elif source.pool is not None:
+            source.receive(0.0)  # of workers that finish what they had been given
         self.items.popleft()
         return item
 
@@ -114,7 +116,7 @@ class Passage:
         while True:
             for other in self.chains.settle(list(self.items)):
                 source.give(other, self.chains, self.number)
-            if item.is_sure:
+            if item.is_sure or not source.tuner.settings.workers:
                 return
             if item.ticket is None:
                 if not self.chains.may_begin(item):

@@ -18,22 +18,22 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.chains import Chains, Item
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.held import Held
-from terrazzo.feed.likeness import has_generator, likeness
+from terrazzo.feed.likeness import likeness
 from terrazzo.feed.maker import Maker, Recipe, Task
 from terrazzo.feed.order import foresee, sight
 from terrazzo.feed.passage import Passage
 from terrazzo.feed.pool import Arrival, Pool
-from terrazzo.feed.process import CAN_FORK
 from terrazzo.feed.seeded import SeededSampler
 from terrazzo.feed.sharing import Offers
 from terrazzo.feed.stages import Clock, Took
+from terrazzo.feed.stays import goes_its_own_way, stays_reason
 from terrazzo.feed.tally import Tally
 from terrazzo.feed.tuner import Change, Limits, Settings, Tuner
 from terrazzo.records.stage import HELD, WAIT
@@ -84,7 +84,7 @@ class Source:
             seed=options.seed,
             key=secrets.token_bytes(32),
         )
-        self.reason = stays_reason(loader, options)
+        self.reason = stays_reason(loader)
         """Why batches stay where the loader makes them; empty: they need not."""
         self.inline = Maker(self.recipe)
         self.pool: Pool | None = None
@@ -135,9 +135,7 @@ class Source:
 
     def begin(self, position: int) -> Iterator[Any]:
         """An epoch from there on; what comes before is made, too, for what it may draw."""
-        if isinstance(self.loader.dataset, IterableDataset) or (
-            self.reason and self.loader.num_workers
-        ):
+        if goes_its_own_way(self.loader) or (self.reason and self.loader.num_workers):
             return islice(self._natively(), position, None)
         if self.recipe.seed is None:
             return islice(Passage(self).run(), position, None)
@@ -162,6 +160,12 @@ class Source:
     def staff(self) -> Pool | None:
         """As many workers as the tuner wants; None: none."""
         wanted = self.tuner.settings.workers
+        there = 0 if self.pool is None else self.pool.workers
+        if there < wanted and not self.loader.num_workers:  # what was opened meanwhile is copied
+            reason = stays_reason(self.loader)
+            if reason:
+                self.retire(reason)
+                return None
         if self.pool is None:
             if not wanted:
                 return None
@@ -254,6 +258,9 @@ class Source:
         if self.pool is not None:
             self.pool.resize(0)
             self.pool.clear()
+        if self.held is not None:
+            self.held.arena.give_back(0)
+            self.held = None
         self._items.clear()
         self._foreseen.clear()
         self.say(f"batches are made in the training process: {reason}")
@@ -345,6 +352,7 @@ class Source:
         if change is None:
             return
         self.bound()
+        self.staff()
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
         if not self.tuner.is_trying:
@@ -352,23 +360,3 @@ class Source:
 
     def say(self, text: str) -> None:
         print(f"terrazzo: feed: {text}", file=sys.stderr, flush=True)
-
-
-def stays_reason(loader: DataLoader[Any], options: Options) -> str:
-    """Why its batches cannot be made elsewhere without changing them; empty: they can."""
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return f"{type(loader).__name__} has a way of its own"
-    if isinstance(loader.dataset, IterableDataset):
-        return "the data set is iterable, and its order is its own"
-    if not CAN_FORK:
-        return "this system cannot fork processes that end with it"
-    for name in ("worker_init_fn", "multiprocessing_context", "timeout"):
-        if getattr(loader, name, None):
-            return f"the loader has {name}"
-    if not getattr(loader, "in_order", True):
-        return "the loader has in_order=False"
-    if not loader.num_workers and not sight(loader):
-        return f"{type(loader.sampler).__name__} may depend on when it is asked"
-    if has_generator(loader.dataset) or has_generator(loader.collate_fn):
-        return "the data set has a random generator of its own"
-    return ""

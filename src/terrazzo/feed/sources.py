@@ -82,9 +82,15 @@ def source_of(
     if bad not in BAD:
         raise UsageError(f"bad={bad!r}: say one of {', '.join(BAD)}")
     known = net.__dict__.setdefault("_sources", {})
+    asked = (workers, ahead, cache, bad, batch_size, shuffle, drop_last, seed)
     found = known.get(id(loader))
     if found is not None and found[0]() is loader:
         source: Source | Plain = found[1]
+        if found[2] != asked:
+            raise UsageError(
+                f"tz.feed got other options for the same {type(loader).__name__} before: give the "
+                "same ones in every epoch, or another loader"
+            )
         return source
 
     def recorder() -> Recorder | None:
@@ -119,7 +125,7 @@ def source_of(
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
     offers = Offers(net.links) if options.cache_bytes and net.links.devices > 1 else None
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
-    known[id(loader)] = (weakref.ref(loader), source)
+    known[id(loader)] = (weakref.ref(loader), source, asked)
     return source
 
 

@@ -67,13 +67,25 @@ class Control(Ear):
     def alarm(self, *, in_epoch: int | None = None) -> None:
         """Calls for a new view; in one epoch only, where that is given."""
         with self._changed:
-            if in_epoch is None or self.view.epoch == in_epoch:
+            if in_epoch in (None, self.view.epoch):
                 self._deliver(self._council.alarm())
 
     def next_view(self, epoch: int) -> tuple[View, dict[int, int]]:
         """Waits for the view after an epoch; gives it, and how many operations each has done."""
-        since_s = time.monotonic()
-        told = epoch
+        self._confer(True)
+        try:
+            return self._conferred(epoch)
+        finally:
+            self._confer(False)
+
+    def _confer(self, does: bool) -> None:
+        """Tells others, or they would take this device for stuck."""
+        with self._changed:
+            self._confers = does
+            self._deliver(self._council.appear(present=does))
+
+    def _conferred(self, epoch: int) -> tuple[View, dict[int, int]]:
+        since_s, told = time.monotonic(), epoch
         while True:
             self._call_rest()
             with self._changed:
@@ -88,8 +100,7 @@ class Control(Ear):
                 if seat.view.epoch > epoch and settled:
                     return seat.view, dict(seat.ready)
                 if time.monotonic() - since_s > self._stuck_s() and not seat.alarmed:
-                    late = set(seat.view.members) - {device for device, _ in seat.ready}
-                    for device in late:
+                    for device in set(seat.view.members) - set(dict(seat.ready)):
                         self._give_up(device, "is stuck: it answers, but does not come")
                 self._changed.wait(BEAT_S)
 

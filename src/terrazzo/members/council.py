@@ -79,6 +79,9 @@ class Seat(NamedTuple):
     suspects: frozenset[int] = frozenset()
     guests: frozenset[int] = frozenset()
     """Devices that are connected to all members and want to be among them."""
+    is_present: bool = True
+    """Whether the main thread takes part. One that hangs may vote, or others could never leave it
+    behind, but proposes nothing: it would propose itself and leave out who has given it up."""
     alarmed: bool = False
     is_out: bool = False
     """The others went on without this device."""
@@ -159,8 +162,14 @@ class Council:
 
     def wait_no_longer(self) -> Sends:
         """Patience is over: whatever was going on, this device proposes by itself."""
-        if self.seat.alarmed and not self.seat.is_out:
+        if self.seat.alarmed and not self.seat.is_out and self.seat.is_present:
             self._propose()
+        return self._taken()
+
+    def appear(self, *, present: bool) -> Sends:
+        """The main thread waits for the next view, or does so no longer."""
+        self._set(is_present=present)
+        self._consider()
         return self._taken()
 
     def hear(self, source: int, message: Message) -> Sends:
@@ -219,7 +228,7 @@ class Council:
             self._set(alarmed=True, ready=())
             if not told:
                 self._tell(sorted(seat.trusted - {seat.me}), Alarm(seat.view.epoch))
-            if propose and min(self.seat.trusted) == seat.me:
+            if propose and seat.is_present and min(self.seat.trusted) == seat.me:
                 self._propose()
 
     def _propose(self) -> None:
@@ -233,7 +242,7 @@ class Council:
         if not seat.alarmed or seat.is_out:
             return
         if seat.ballot is None:
-            if min(seat.trusted) == seat.me and seat.promised == NEVER:
+            if seat.is_present and min(seat.trusted) == seat.me and seat.promised == NEVER:
                 self._propose()  # those before this device are gone
             return
         promised = [device for device, _, _ in seat.promises]
@@ -258,7 +267,7 @@ class Council:
         if seat.me not in view.members:
             self._set(is_out=bool(seat.view.members))  # a guest may be let in later
             return
-        self.seat = Seat(seat.me, view, seat.suspects)
+        self.seat = Seat(seat.me, view, seat.suspects, is_present=seat.is_present)
         if seat.suspects & set(view.members):  # lost since it promised
             self._alarm()
 

@@ -59,7 +59,7 @@ class Ear:
         self._asked_s = time.monotonic()
         self.reasons: dict[int, str] = {}
         """Why devices were given up."""
-        self._council = Council(Seat(me, view, ready=settled))
+        self._council = Council(Seat(me, view, ready=settled, is_present=False))
         self._seen = self._council.seat
         self._lines = dict(lines)
         now_s = time.monotonic()
@@ -68,7 +68,7 @@ class Ear:
         self._left: dict[int, tuple[str, float]] = {}
         self._board: dict[tuple[int, str], bytes] = {}
         self._alarmed_s, self._waited = now_s, 0
-        self._closed = False
+        self._closed = self._confers = False
         self._trouble: Exception | None = None
         """What has ended the thread; nothing is noticed any more."""
         self._changed = threading.Condition()
@@ -121,10 +121,13 @@ class Ear:
                     self._attend(key.fileobj, key.data, mask)
                 if now_s - beaten_s >= BEAT_S:
                     beaten_s = now_s
-                    self._say(list(self._lines), ["beat", self.entered, self.is_waiting()])
+                    self._say(list(self._lines), self._beat())
                     self._watch(now_s)
                 self._changed.notify_all()
                 self._wake_up(now_s)
+
+    def _beat(self) -> list[Any]:
+        return ["beat", self.entered, self._confers or self.is_waiting()]
 
     def _wake_up(self, now_s: float) -> None:
         """Where the main thread waits for something that will not come, it is told."""
@@ -265,7 +268,7 @@ class Ear:
         self._strangers.forget(line)
         self._lines[device], self._health[device] = line, Health(time.monotonic())
         self.addresses[device] = address
-        line.say(["beat", self.entered, self.is_waiting()])
+        line.say(self._beat())
         return device
 
 

@@ -16,7 +16,7 @@ from terrazzo.errors import MeterError
 from terrazzo.meters.meter import BOARD, Reading, sensible
 
 LINE = re.compile(r"(\w+)_([AV]) (?:current|volt)\(\d+\)=([0-9.]+)[AV]")
-TIMEOUT_S = 2.0
+TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class _Search:
             # What was measured warm, and holds, is surer than another guess.
             options = self._told()
             warm = [option for option in options if option.mode in self.settled]
-            choice = choose(warm, self.goal)
+            choice = choose(warm or options, self.goal)
         return Tuning(
             self.rows, choice, options, tuple(self.refused.values()), list(self.settled.values())
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
 
 import numpy as np
@@ -90,54 +90,64 @@ class _Meter:
         return bool(self.times[0] <= begin_s + slack and self.times[-1] >= end_s - slack)
 
 
+@dataclass
+class _Told:
+    """What the notes of one device say."""
+
+    joules: list[tuple[float, float]] = field(default_factory=list)
+    watts: list[tuple[float, float]] = field(default_factory=list)
+    sources: dict[str, bool] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+    def add(self, note: Event) -> None:
+        told = dict(note.values)
+        if note.name == ENERGY:
+            self.joules.append((note.begin_s, told["joules"]))
+            self.watts.append((note.begin_s, told["watts"]))
+        elif note.name.startswith(METER):
+            self.sources[note.name.removeprefix(METER)] = bool(told.get("measured"))
+        elif note.name.startswith(DOUBT):
+            self.doubts.append(note.name.removeprefix(DOUBT))
+
+
 def energy_of(
     events: Iterable[Event], steps: Sequence[Step], *, devices: int, samples: int
 ) -> RunEnergy | None:
     """Of the steps given; None where no device told of its energy."""
-    notes: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    peaks: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    sources: dict[int, dict[str, bool]] = defaultdict(dict)
-    doubts: dict[int, list[str]] = defaultdict(list)
+    told: dict[int, _Told] = defaultdict(_Told)
     for event in events:
-        if event.kind != "note":
-            continue
-        if event.name == ENERGY:
-            told = dict(event.values)
-            notes[event.device].append((event.begin_s, told["joules"]))
-            peaks[event.device].append((event.begin_s, told["watts"]))
-        elif event.name.startswith(METER):
-            measured = bool(dict(event.values).get("measured"))
-            sources[event.device][event.name.removeprefix(METER)] = measured
-        elif event.name.startswith(DOUBT):
-            doubts[event.device].append(event.name.removeprefix(DOUBT))
+        if event.kind == "note":
+            told[event.device].add(event)
     found, counted = [], 0
     for device in range(devices):
-        meter = _Meter(notes[device]) if len(notes[device]) > 1 else None
+        notes = told[device]
+        meter = _Meter(notes.joules) if len(notes.joules) > 1 else None
         used = [s for s in steps if meter and meter.covers(s.begin_s, s.end_s)]
-        if meter is None or not used:
-            continue
-        counted = max(counted, len(used))
-        seconds = sum(step.seconds for step in used)
-        joules = sum(meter.between(step.begin_s, step.end_s) for step in used)
-        first_s, last_s = used[0].begin_s, used[-1].end_s
-        inside = [watts for at_s, watts in peaks[device] if first_s <= at_s <= last_s]
-        found.append(
-            DeviceEnergy(
-                device,
-                step_j=joules / len(used),
-                mean_w=joules / seconds if seconds else 0.0,
-                peak_w=max(inside, default=0.0),
-                phases_j=_phases(meter, used, device),
-                is_measured=all(sources[device].values()) and bool(sources[device]),
-                sources=tuple(sources[device]),
-                doubts=tuple(doubts[device]),
-            )
-        )
+        if meter is not None and used:
+            counted = max(counted, len(used))
+            found.append(_device_energy(device, notes, meter, used))
     if not found:
         return None
     known = {row.device for row in found}
     missing = tuple(device for device in range(devices) if device not in known)
     return RunEnergy(tuple(found), samples, counted, missing)
+
+
+def _device_energy(device: int, notes: _Told, meter: _Meter, steps: Sequence[Step]) -> DeviceEnergy:
+    seconds = sum(step.seconds for step in steps)
+    joules = sum(meter.between(step.begin_s, step.end_s) for step in steps)
+    first_s, last_s = steps[0].begin_s, steps[-1].end_s
+    inside = [watts for at_s, watts in notes.watts if first_s <= at_s <= last_s]
+    return DeviceEnergy(
+        device,
+        step_j=joules / len(steps),
+        mean_w=joules / seconds if seconds else 0.0,
+        peak_w=max(inside, default=0.0),
+        phases_j=_phases(meter, steps, device),
+        is_measured=all(notes.sources.values()) and bool(notes.sources),
+        sources=tuple(notes.sources),
+        doubts=tuple(notes.doubts),
+    )
 
 
 def _phases(meter: _Meter, steps: Sequence[Step], device: int) -> dict[str, float]:

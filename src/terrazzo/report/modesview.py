@@ -24,9 +24,12 @@ WORDS = {
     CHOSEN: "chosen",
 }  # fmt: skip
 RADIUS = {FORETOLD: 2, FRONT: 3, MEASURED: 4, PRESET: 6, LEFT: 6, CHOSEN: 8}
+EDGE = 0.95
+"""Of the least value: where an axis begins, so that the best modes don't lie on it."""
 MOST_SPOTS = 1500
 """Foretold ones beyond are thinned: they only show where the cloud lies."""
-FAR = 6.0
+FAR = 4.0
+"""Times the best: the end of the picture."""
 STYLE = """
 .spots { position: relative; height: 26rem; border-left: 1px solid var(--line);
   border-bottom: 1px solid var(--line); margin: 1rem 0 2.5rem 3.5rem; }
@@ -35,7 +38,7 @@ circle.foretold { fill: var(--idle); } circle.front { fill: var(--compute); }
 circle.measured { fill: var(--exchange); } circle.preset { fill: var(--sum); }
 circle.left { fill: var(--agree); }
 circle.chosen { fill: none; stroke: var(--bad); stroke-width: 3px; }
-.spots span { position: absolute; color: var(--quiet); font-size: .85rem; }
+.spots span { position: absolute; color: var(--quiet); font-size: .85rem; white-space: nowrap; }
 """
 
 
@@ -87,9 +90,10 @@ class ModesView:
 
     def axes(self) -> tuple[Axis, Axis]:
         drawn = self.drawn
+        seconds, joules = [s.step_s for s in drawn], [s.step_j for s in drawn]
         return (
-            linear_axis([spot.step_s for spot in drawn], most=6),
-            linear_axis([spot.step_j for spot in drawn], most=5),
+            linear_axis([EDGE * min(seconds), *seconds], most=6),
+            linear_axis([EDGE * min(joules), *joules], most=5),
         )
 
 
@@ -170,7 +174,13 @@ def _story(spot: Spot) -> str:
 
 def _table(spots: Sequence[Spot]) -> Markup:
     """What is not only foretold, thriftiest first."""
-    shown = sorted((s for s in spots if s.kind != FORETOLD), key=lambda spot: spot.step_j)
+    named = {spot.label for spot in spots if spot.kind == CHOSEN}
+    shown = [
+        spot
+        for spot in spots
+        if spot.kind != FORETOLD and not (spot.kind == MEASURED and spot.label in named)
+    ]
+    shown.sort(key=lambda spot: spot.step_j)
     heads = ("mode", "", "time of a step", "energy", "power")
     rows = [tag("tr", *(tag("th", text) for text in heads))]
     for spot in shown:

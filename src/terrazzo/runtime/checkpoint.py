@@ -75,8 +75,16 @@ class Shelf:
             self._write(files, body, target)
         before = [old for old in self.steps if old <= step]
         for old in before[: -self.kept]:
-            shutil.rmtree(self.folder / f"{PREFIX}{old:08d}", ignore_errors=True)
+            self._remove(self.folder / f"{PREFIX}{old:08d}")
         return target
+
+    def _remove(self, path: Path) -> None:
+        """All of it or nothing, also when the device loses power meanwhile."""
+        aside = self.folder / f"{UNFINISHED}{path.name}-old"
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
     def put_aside(self, *, above: int) -> tuple[list[int], Path]:
         """Moves those of later steps, of another training, to a folder beside; tells which."""
