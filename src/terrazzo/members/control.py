@@ -35,8 +35,8 @@ class Control(Ear):
     @property
     def guests(self) -> set[int]:
         """Devices that wait to be let in, and say that they have a line to every member."""
-        here = set(self.view.members)
-        return {guest for guest in self._guests.ready(here) if guest in self._lines}
+        with self._changed:
+            return self._guests.ready(self.view.members) & set(self._lines)
 
     def admit(self, guests: Iterable[int]) -> None:
         """Calls for a new view, with these in it."""

@@ -259,7 +259,7 @@ class Links(Letters):
             told = f"{gist(error)}, in {self.where} on device {self.device}"
             if self.recovery.is_inside:
                 return Interrupted(told)
-            self._broken = PeerLost(f"a device was lost before the first step: {told}")
+            self._broken = PeerLost(f"a device was lost where the others cannot go on: {told}")
             return self._broken
         inquiry = Inquiry(self.store, self.device, self.devices)
         linger(self.store, self.device, inquiry.here)

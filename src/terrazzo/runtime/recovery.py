@@ -115,7 +115,7 @@ class Recovery:
         number = control.done + 1
         control.entered = number
         self.is_inside = True
-        is_anew, tries = False, Tries()
+        is_anew, gives_up, tries = False, False, Tries()
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -127,11 +127,11 @@ class Recovery:
                 except Interrupted as error:
                     source = self._regroup(number, error, tries)
                     act = attempt if source is None else _taking(take, source)
-                    is_anew = True
+                    is_anew, gives_up = True, False
                 except PlanError as error:
-                    if not is_anew:
+                    if gives_up or not is_anew:
                         raise
-                    act = self._giving_up(error)  # somebody may be lost in that, too
+                    gives_up, act = True, self._giving_up(error)  # one may be lost in that, too
         except PeerLost as error:
             links.fail(error)
             raise
@@ -321,7 +321,7 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
     if links.device == 0:
         print(
             f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
-            f"with device {tie}, which reads the data",
+            f"with device {tie}",
             file=sys.stderr,
             flush=True,
         )
