@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
-from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
+from terrazzo.feed.batch import END, Batch, Slice, describe, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
@@ -229,13 +229,13 @@ class Feed:
         self._batches, self._read = self.source.begin(first), None
         self._repeats.lose()
         for number in range(first, self.position):
-            batch = next(self._batches, None)
+            batch = next(self._batches, END)
             used = self._live.get(number)
             if used is not None:
                 used.tensors = describe(batch)[1][: self.inputs]
         used = self._live.get(self.position)  # given to some before the reader was lost
         if used is not None:
-            self._read = (*describe(batch := next(self._batches, None)), batch)
+            self._read = (*describe(batch := next(self._batches, END)), batch)
             used.tensors = self._read[1][: self.inputs]
 
     def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
@@ -248,9 +248,9 @@ class Feed:
                 self._batches = iter(self.source)
             again = self._repeats.next()
             if again is None:
-                batch = next(self._batches, None)
+                batch = next(self._batches, END)
                 again = (*describe(batch), batch)
-                if batch is None and self.links.recovery is not None:
+                if batch is END and self.links.recovery is not None:
                     again[0]["after"] = self.source.chance()
                 self._repeats.add(again)
             self._read = again

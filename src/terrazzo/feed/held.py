@@ -125,7 +125,7 @@ class Held:
     def note(self, made: Made) -> None:
         """What was learnt from a batch."""
         for index, place in made.kept.items():
-            if place.form == self.form and place.place + place.size <= self.arena.limit_end:
+            if place.form == self.form and self.arena.has(place.place, place.size):
                 self.places[index] = place
         for index in made.missed:
             self.given.pop(index, None)
@@ -175,9 +175,11 @@ class Held:
         self.threshold = max(self.threshold, room / max(mean * self.samples, 1.0))
 
     def give_back(self, keep_bytes: int) -> None:
-        end = self.arena.give_back(keep_bytes)
+        self.arena.give_back(keep_bytes)
         self.places = {
-            index: place for index, place in self.places.items() if place.place + place.size <= end
+            index: place
+            for index, place in self.places.items()
+            if self.arena.has(place.place, place.size)
         }
 
     def forget(self) -> None:
