@@ -67,6 +67,10 @@ class KnobError(PowerError):
     """A knob that refuses."""
 
 
+class HelperGone(PowerError):
+    """The process that may change power modes is not there: no other mode can be tried."""
+
+
 class RunError(TerrazzoError):
     """Something that went wrong while devices worked together."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emulated import described
@@ -12,6 +13,7 @@ from terrazzo.cluster import LaunchResult, launch
 from terrazzo.errors import LabError
 from terrazzo.lab import LabHosts, state
 from terrazzo.lab.hosts import disk_of
+from terrazzo.lab.network import CABLE, burst_bytes
 from terrazzo.lab.probes import Probes
 from terrazzo.lab.start import started
 from terrazzo.lab.verify import _wires, flows
@@ -186,6 +188,18 @@ class TestSpeeds:
             (slow,) = flows(pairs, 0.4)
         assert fast.bits_per_s > 2 * 40e6
         assert slow.bits_per_s < 1.15 * 40e6
+
+    def test_a_lifted_link_keeps_its_bundles(self, hosts: LabHosts) -> None:
+        """Connections made meanwhile would keep larger ones, which a slow link takes apart."""
+
+        def bundle_bytes(ip: Any) -> int:
+            link = ip.get_links(ip.link_lookup(ifname=CABLE)[0])[0]
+            return int(link.get_attr("IFLA_GSO_MAX_SIZE"))
+
+        own = hosts.network._at_device(0, bundle_bytes)
+        assert own < burst_bytes(hosts.topology.devices[0].link.bits_per_s)
+        with hosts.full_speed(links=True):
+            assert hosts.network._at_device(0, bundle_bytes) == own
 
     def test_more_threads_than_cores_are_refused(self, hosts: LabHosts) -> None:
         with pytest.raises(LabError, match=r"4096 threads a device need 4096 cores.*has \d+"):

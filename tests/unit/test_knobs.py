@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from terrazzo.boards import Rig, load_board
 from terrazzo.boards.kernel import CPU, DEVFREQ, EMC
-from terrazzo.errors import KnobError
-from terrazzo.power.accelerator import GpuLimit
-from terrazzo.power.assistant import Assistant
-from terrazzo.power.helper import answer, serve
+from terrazzo.errors import HelperGone, KnobError, MeterError
+from terrazzo.power.accelerator import GpuLimit, memory_is_hidden
+from terrazzo.power.assistant import HELPER, Assistant
+from terrazzo.power.helper import answer, open_to_others, serve
 from terrazzo.power.keeper import Keeper
 from terrazzo.power.panel import Panel, all_modes
 from terrazzo.power.presets import parse, presets
@@ -211,6 +211,78 @@ with Keeper(Path({str(state)!r})).borrowed(panel):
         with pytest.raises(KnobError, match="nothing is changed"), keeper.borrowed(panel):
             pytest.fail("it began")
 
+    def test_clocks_of_cores_that_were_off_are_put_back_too(self, rig, panel, tmp_path):
+        every = tree(rig)
+        panel.apply(Mode.of({"cores": 4}))
+        before = tree(rig)
+        with Keeper(tmp_path / "state.json").borrowed(panel):
+            assert tree(rig) == before
+            panel.apply(Mode.of(LOW | {"cores": 8.0}))
+        assert tree(rig) == before
+        panel.apply(Mode.of({"cores": 8}))
+        assert tree(rig) == every
+
+    def test_of_two_that_begin_at_once_one_is_refused(self, panel, tmp_path):
+        keeper = Keeper(tmp_path / "state.json")
+        with (
+            keeper.borrowed(panel),
+            pytest.raises(KnobError, match=f"process {os.getpid()} is changing"),
+            keeper.borrowed(panel),
+        ):
+            pytest.fail("both began")
+
+    def test_a_second_signal_does_not_cut_putting_back_in_half(self, rig, tmp_path):
+        def pause(seconds: float) -> None:
+            rig.pause(seconds)
+            if leaving:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        leaving: list[bool] = []
+        panel, before = Panel.find(Sysfs(rig.root, pause)), tree(rig)
+        with Keeper(tmp_path / "state.json").borrowed(panel):
+            panel.apply(Mode.of(LOW))
+            leaving.append(True)
+        assert tree(rig) == before
+
+
+class TestPuttingBack:
+    def test_memory_is_unlocked_also_where_its_rate_is_refused(self, rig, panel):
+        files = panel.state()
+        panel.apply(Mode.of(LOW))
+        rig.kernel.stubborn.add("emc/rate")
+        panel.restore(files)
+        assert (rig.root / EMC / "mrq_rate_locked").read_text().strip() == "0"
+
+    def test_a_lost_gpu_does_not_keep_the_others(self, rig, panel):
+        class Lost:
+            index = 0
+
+            def limit_w(self) -> float:
+                raise MeterError("the GPU was lost")
+
+            def set_limit_w(self, watts: float) -> None:
+                raise MeterError("the GPU was lost")
+
+        before, files = tree(rig), panel.state()
+        both = Panel((GpuLimit(Lost(), (100.0, 200.0)), *panel.parts))
+        panel.apply(Mode.of(LOW))
+        with pytest.raises(KnobError, match="GPU was lost"):
+            both.restore([("nvml:0:limit", "200"), *files])
+        assert tree(rig) == before
+
+    def test_memory_that_only_root_may_see_is_no_crash(self, rig, monkeypatch):
+        real = os.stat
+
+        def refuse(path, *arguments, **options):
+            if EMC in str(path):  # root may look everywhere, so the kernel's refusal is put here
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        (rig.root / EMC / "rate").unlink()
+        monkeypatch.setattr(os, "stat", refuse)
+        assert "mem_hz" not in Panel.find(Sysfs(rig.root)).knobs
+        assert memory_is_hidden(Sysfs(rig.root))
+
 
 class TestHelper:
     def test_only_known_actions_with_known_arguments(self, rig, panel):
@@ -226,9 +298,10 @@ class TestHelper:
             '{"do": "apply", "mode": {"../../etc": 1}}',
             '{"do": "apply", "mode": {"cpu_hz": 99e9}}',
             '{"do": "apply", "mode": {"cores": NaN}}',
-            json.dumps({"do": "ping", "more": "x" * 5000}),
+            json.dumps({"do": "read", "more": "x" * 5000}),
+            "[" * 4000,
         ):
-            assert "error" in answer(line, panel), line
+            assert "error" in answer(line, panel, []), line
         assert tree(rig) == before
 
     def test_all_is_put_back_when_the_requests_end(self, rig, panel, tmp_path):
@@ -241,10 +314,17 @@ class TestHelper:
         assert tree(rig) == before
 
     def command(self, rig: Rig, state: Path) -> list[str]:
-        return [
-            sys.executable, "-m", "terrazzo.power.helper", "--root", str(rig.root), "--state",
-            str(state),
-        ]  # fmt: skip
+        """The helper on a board of files; on a device it takes neither root nor place."""
+        script = f"""
+import sys
+from pathlib import Path
+from terrazzo.power.helper import work
+from terrazzo.power.keeper import Keeper
+from terrazzo.power.panel import Panel
+from terrazzo.power.sysfs import Sysfs
+sys.exit(work(Panel.find(Sysfs(Path({str(rig.root)!r}))), Keeper(Path({str(state)!r}))))
+"""
+        return [sys.executable, "-c", script]
 
     def test_an_asker_that_is_killed_leaves_nothing_behind(self, rig, tmp_path):
         """Real processes; the files take every value, so nothing here depends on the rig's time."""
@@ -278,16 +358,77 @@ with Assistant({self.command(rig, state)!r}) as switch:
         assert rig.kernel.mode()["cores"] == 8
 
     def test_a_helper_that_may_not_start_says_so(self):
-        with pytest.raises(KnobError, match="needs root"), Assistant(["false"]):
+        with pytest.raises(HelperGone, match="needs root"), Assistant(["false"]):
             pytest.fail("it began")
 
-    def test_under_sudo_it_serves_this_device_only(self, rig, tmp_path):
+    def test_it_never_runs_what_lies_in_the_current_folder(self, tmp_path):
+        trap = tmp_path / "terrazzo" / "power"
+        trap.mkdir(parents=True)
+        for folder in (trap, trap.parent):
+            (folder / "__init__.py").write_text("")
+        (trap / "helper.py").write_text("print('code of the current folder')")
         done = subprocess.run(
-            self.command(rig, tmp_path / "s.json"), env={**os.environ, "SUDO_UID": "1000"},
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert "this device only" in done.stdout
+            [*HELPER, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert "current folder" not in done.stdout
+        assert "with the right to change power modes" in " ".join(done.stdout.split())
+
+    def test_code_that_others_may_change_is_found(self, tmp_path):
+        if os.geteuid() != 0:
+            pytest.skip("NOT tested: only root can make files that are root's")
+        tmp_path.chmod(0o755)
+        file = tmp_path / "lib" / "code.py"
+        file.parent.mkdir(mode=0o755)
+        file.write_text("")
+        file.chmod(0o644)
+        known = set(open_to_others([tmp_path]))
+        assert set(open_to_others([file])) == known
+        file.chmod(0o664)
+        assert file in open_to_others([file])
+        file.chmod(0o644)
+        file.parent.chmod(0o777)
+        assert file.parent in open_to_others([file])
+        file.parent.chmod(0o755)
+        os.chown(file, 1000, -1)
+        assert file in open_to_others([file])
+        (tmp_path / "link").symlink_to(file)
+        assert file in open_to_others([tmp_path / "link"])
+
+    def test_a_killed_helper_is_no_device_put_back(self, rig, tmp_path):
+        with Assistant(self.command(rig, tmp_path / "state.json")) as switch:
+            switch.apply(Mode.of({"cores": 3}))
+            switch._process.kill()
+            switch._process.wait()
+            with pytest.raises(HelperGone):
+                switch.read()
+            with pytest.raises(KnobError, match=r"killed by signal 9.*power restore"):
+                switch.close()
+        assert Keeper(tmp_path / "state.json").left() is not None
+
+    def test_a_helper_that_could_not_put_back_is_heard(self):
+        script = (
+            "import sys; input(); print('{\"knobs\": {}}', flush=True); sys.stdin.read(); "
+            'print(\'{"error": "not all could be put back: cpu3"}\'); sys.exit(1)'
+        )
+        with (
+            pytest.raises(KnobError, match="not all could be put back: cpu3"),
+            Assistant([sys.executable, "-c", script]) as switch,
+        ):
+            assert switch.knobs == {}
+
+    def test_signals_do_not_end_it_before_its_asker(self, rig, tmp_path):
+        state, before = tmp_path / "state.json", rig.kernel.mode()
+        with Assistant(self.command(rig, state)) as switch:
+            switch.apply(Mode.of({"cores": 3}))
+            switch._process.send_signal(signal.SIGINT)
+            assert switch.read()["cores"] == 3
+            switch.restore()
+            assert dict(switch.read().values) == before
+            switch.apply(Mode.of({"cores": 2}))
+            switch._process.send_signal(signal.SIGTERM)
+        assert not state.exists()
+        rig.pause(0.0)
+        assert rig.kernel.mode() == before
 
 
 def test_modes_are_all_combinations(panel):

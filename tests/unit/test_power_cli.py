@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -290,7 +291,9 @@ def test_where_tuning_fails_training_goes_on_as_it_was(capsys):
         before, rig.frozen = rig.kernel.mode(), True
         for path in (rig.root / HWMON).glob("curr*_input"):
             path.write_text("0")
-        problem = _steer(bench, Goal(ENERGY), options, Screen())
+        files = bench.switch.state()
+        undo = partial(bench.switch.restore, files)
+        problem = _steer(bench, Goal(ENERGY), options, Screen(), undo=undo)
         assert rig.kernel.mode() == before
     assert "the meter says 0 W" in str(problem)
     assert "Training goes on as it was" in " ".join(capsys.readouterr().out.split())

@@ -120,10 +120,18 @@ def measured(
     board: Board, workload: Workload, mode: dict[str, float], random: np.random.Generator
 ) -> tuple[float, float]:
     """Seconds of a step and watts as a profile of some seconds would tell them, with its errors."""
-    found, sensor = truth(board, workload, mode), board.sensor
-    seconds = found.step_s * (1 + sensor.time_noise * random.standard_normal())
+    found = truth(board, workload, mode)
+    return blurred(board, found.step_s, found.power_w, random)
+
+
+def blurred(
+    board: Board, step_s: float, power_w: float, random: np.random.Generator
+) -> tuple[float, float]:
+    """What a board's clock and sensor make of a true time and a true power."""
+    sensor = board.sensor
+    seconds = step_s * (1 + sensor.time_noise * random.standard_normal())
     if random.random() < sensor.disturbed:
         seconds *= 1 + random.uniform(0.03, 0.2)
-    watts = found.power_w * (1 + sensor.noise * random.standard_normal() / 3)
+    watts = power_w * (1 + sensor.noise * random.standard_normal() / 3)
     watts *= 1 + sensor.wander * random.uniform(-1, 1)
     return float(seconds), float(round(watts / 0.02) * 0.02)

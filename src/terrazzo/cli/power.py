@@ -16,7 +16,9 @@ from terrazzo.meters.estimator import Calibration, kept, machine_busy_s
 from terrazzo.meters.meter import Meter, text_of
 from terrazzo.meters.probe import find
 from terrazzo.meters.sampler import Sampler
-from terrazzo.power.keeper import Keeper, usual_path
+from terrazzo.power.accelerator import memory_is_hidden
+from terrazzo.power.assistant import Assistant
+from terrazzo.power.keeper import STATE, Keeper
 from terrazzo.power.panel import Panel
 from terrazzo.power.presets import presets
 from terrazzo.power.sysfs import Sysfs
@@ -91,8 +93,17 @@ def show_power(options: argparse.Namespace) -> int:
 
 
 def _restore_left(panel: Panel, screen: Screen) -> None:
+    """Root puts back what a killed command left; others are told how."""
+    keeper = Keeper(STATE)
     try:
-        words = Keeper(usual_path(os.environ)).restore_left(panel)
+        left = keeper.left()
+        if left is not None and not left.is_alive and os.geteuid() != 0:
+            words = (
+                f"process {left.process} was killed and left this device changed: terrazzo power "
+                "restore puts it back"
+            )
+        else:
+            words = keeper.restore_left(panel) if left is not None else ""
     except KnobError as error:
         words = str(error)
     if words:
@@ -139,6 +150,10 @@ def _show_knobs(panel: Panel, root: Path, screen: Screen) -> None:
             "and most containers have none; its modes are left as they are."
         )
         return
+    if memory_is_hidden(Sysfs(root)):
+        screen.line(
+            "mem_hz: memory's clock is shown to root alone, by the kernel's own rule", "dim"
+        )
     governors, mode = panel.governors, panel.read()
     for name, values in panel.knobs.items():
         low, high = value_text(name, values[0]), value_text(name, values[-1])
@@ -217,6 +232,14 @@ def _run_reading(folder: Path, joules: float) -> tuple[float, float]:
 
 
 def restore_power(options: argparse.Namespace) -> int:
-    words = Keeper(usual_path(os.environ)).restore_left(Panel.find(Sysfs()))
-    Screen().line(words or "nothing to put back: no command left this device changed")
+    screen, keeper = Screen(), Keeper(STATE)
+    left = keeper.left()
+    if left is None:
+        screen.line("nothing to put back: no command left this device changed")
+    elif os.geteuid() == 0 or left.is_alive:
+        screen.line(keeper.restore_left(Panel.find(Sysfs())))
+    else:
+        with Assistant() as helper:  # which puts back as it begins
+            words = helper.read().text
+        screen.line(f"put back what process {left.process} had left: {words}")
     return 0

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from terrazzo.power.assistant import Assistant
 from terrazzo.power.benches import MEASURE_S, StepBench, StepFile
 from terrazzo.power.explorer import as_measured, options_of
 from terrazzo.power.formulas import Knobs
-from terrazzo.power.keeper import Keeper, usual_path
+from terrazzo.power.keeper import STATE, Keeper
 from terrazzo.power.panel import Panel, Switch
 from terrazzo.power.phases import Phase, Schedule, schedule
 from terrazzo.power.predictor import LEAST, Predictor
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  sudo terrazzo power tune train.py --objective energy --max-power 12W -- --epochs 5
+  terrazzo power tune train.py --objective energy --max-power 12W -- --epochs 5
       inside of this training: measure up to 50 modes, choose, go on in the best, put all back;
       what follows -- is the script's own
   terrazzo power tune train.py --deadline 6h --steps 20000
@@ -68,8 +68,9 @@ examples:
   terrazzo power tune --simulate orin-like
       on a simulated board, to see how it goes; the numbers say nothing about a real one
 
-Modes are changed by a small helper with root's rights (sudo), training itself needs none. What was
-before is put back at the end, also after Ctrl-C, and after a kill by the next terrazzo power.
+Modes are changed by a small helper with root's rights (sudo -n), training itself needs none;
+docs/power.md says how to allow it. What was before is put back at the end, also after Ctrl-C, and
+after a kill by terrazzo power restore.
 """
 TEN_HOURS_S = 36_000.0
 EVERY_CALL, EVERY_CALLS = "TERRAZZO_EVERY_CALL", "5000"
@@ -137,6 +138,7 @@ def tune_power(options: argparse.Namespace) -> int:
         raise UsageError(f"--modes {options.modes}: at least {LEAST} have to be measured")
     if options.seconds <= 0:
         raise UsageError(f"--seconds {options.seconds:g}: a mode is measured for some seconds")
+    _require_places(options)
     screen = Screen()
     if options.table is not None:
         table = ModeTable.load(options.table)
@@ -201,11 +203,24 @@ def _phased(table: ModeTable, goal: Goal) -> Schedule:
 # ---- on a board --------------------------------------------------------------------------------
 
 
-def _reference(options: argparse.Namespace) -> Predictor | None:
+def _reference(options: argparse.Namespace, knobs: Knobs) -> Predictor | None:
+    """From the table of another training, of the knobs that this device has."""
     if options.reference is None:
         return None
     table = ModeTable.load(options.reference)
+    if set(table.knobs) != set(knobs):
+        raise UsageError(
+            f"--reference {options.reference} has knobs {', '.join(table.knobs)}, this device has "
+            f"{', '.join(knobs)}: a table of the same kind of device is needed"
+        )
     return Predictor(table.rows, _knobs(table))
+
+
+def _require_places(options: argparse.Namespace) -> None:
+    """What is written at the end of an hour of measuring must have somewhere to go."""
+    for flag, path in (("--save", options.save), ("--html", options.html)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"{flag} {path}: no file can be written there; make its folder first")
 
 
 def _simulated(options: argparse.Namespace, goal: Goal, screen: Screen) -> Outcome:
@@ -213,7 +228,9 @@ def _simulated(options: argparse.Namespace, goal: Goal, screen: Screen) -> Outco
     with rigged(board) as (rig, bench):
         bench.measure_s = options.seconds
         named = _named(bench.switch, rig.root)
-        outcome = _measured(bench, goal, options, named, screen)
+        outcome = _measured(
+            bench, goal, options, named, screen, reference=_reference(options, bench.knobs)
+        )
     outcome.title = f"Power modes of a SIMULATED board ({board.name})"
     outcome.remarks.insert(0, "Simulated: these numbers say nothing about a real board.")
     return outcome
@@ -233,13 +250,15 @@ def _measured(
     options: argparse.Namespace,
     named: list[tuple[str, str, Mode]],
     screen: Screen,
+    *,
+    reference: Predictor | None,
 ) -> Outcome:
     tuning = tune(
         bench,
         goal,
         most=options.modes,
         also=[mode for _, _, mode in named],
-        reference=_reference(options),
+        reference=reference,
         say=lambda text: screen.line(text, "dim"),
     )
     chosen = next(row for row in tuning.rows if row.mode == tuning.choice.best.mode)
@@ -261,15 +280,16 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
     """The script runs from its first step to its last; modes change under it."""
     if not Path(options.script).is_file():
         raise UsageError(f"no script {options.script}; give the path of a Python file")
-    with _switch(options.root, screen) as switch:
+    with _orderly(), _switch(options.root, screen) as (switch, undo):
         if not switch.knobs:
             raise PowerError(
                 "this device has no knobs that could be changed (terrazzo power show); with a "
                 "table of measurements, use --from"
             )
+        reference = _reference(options, switch.knobs)
         name = Path(options.script).stem
         folder = options.run_dir or RunFolder.create(Path("runs"), f"tune-{name}").path
-        with _orderly(), _started(options, folder) as process, _sampler(options.root) as sampler:
+        with _sampler(options.root) as sampler, _started(options, folder) as process:
             bench = StepBench(
                 switch,
                 sampler,
@@ -277,7 +297,7 @@ def _trained(options: argparse.Namespace, goal: Goal, screen: Screen) -> None:
                 is_running=lambda: process.poll() is None,
                 measure_s=options.seconds,
             )
-            problem = _steer(bench, goal, options, screen)
+            problem = _steer(bench, goal, options, screen, reference=reference, undo=undo)
             status = process.wait()
     screen.line("The device is as it was before.")
     if status:
@@ -301,33 +321,43 @@ def _started(options: argparse.Namespace, folder: Path) -> Iterator[subprocess.P
 
 
 def _steer(
-    bench: StepBench, goal: Goal, options: argparse.Namespace, screen: Screen
-) -> PowerError | None:
+    bench: StepBench,
+    goal: Goal,
+    options: argparse.Namespace,
+    screen: Screen,
+    *,
+    undo: Callable[[], None],
+    reference: Predictor | None = None,
+) -> Exception | None:
     """Tunes, and leaves the device in the chosen mode; training goes on also where that fails."""
-    before = bench.switch.read()
     try:
-        outcome = _measured(bench, goal, options, _named(bench.switch, options.root), screen)
+        named = _named(bench.switch, options.root)
+        outcome = _measured(bench, goal, options, named, screen, reference=reference)
         finish(outcome, goal, options, screen)
         bench.switch.apply(outcome.tuning.choice.best.mode)
-    except PowerError as error:
-        screen.line(f"not tuned: {error}. Training goes on as it was.", "bold")
-        bench.switch.apply(before)
+    except Exception as error:  # whatever it is, hours of training are worth more
+        try:
+            undo()
+        except PowerError as other:
+            screen.line(f"not tuned: {error}. Training goes on. {other}", "bold")
+        else:
+            screen.line(f"not tuned: {error}. Training goes on as it was.", "bold")
         return error
     screen.line("Training goes on in this mode.", "bold")
     return None
 
 
 @contextmanager
-def _switch(root: Path, screen: Screen) -> Iterator[Switch]:
-    """The panel for root; else a helper that has the right."""
+def _switch(root: Path, screen: Screen) -> Iterator[tuple[Switch, Callable[[], None]]]:
+    """The panel for root, else a helper that has the right; and what puts the device back."""
     if os.geteuid() != 0 and root == Path("/"):
         with Assistant() as assistant:
-            yield assistant
+            yield assistant, assistant.restore
         return
     panel = Panel.find(Sysfs(root))
-    state = usual_path(os.environ) if root == Path("/") else root / "state.json"
-    with Keeper(state).borrowed(panel, say=screen.line):
-        yield panel
+    state = STATE if root == Path("/") else root / "state.json"
+    with Keeper(state).borrowed(panel, say=screen.line) as before:
+        yield panel, lambda: panel.restore(before)
 
 
 @contextmanager
@@ -346,16 +376,20 @@ def _sampler(root: Path) -> Iterator[Sampler]:
 
 @contextmanager
 def _orderly() -> Iterator[None]:
-    """A request to end ends as Ctrl-C does: the device is put back."""
+    """A request to end, or a terminal that is gone, ends as Ctrl-C does: the device is put back."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(number, leave) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

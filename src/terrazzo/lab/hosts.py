@@ -27,7 +27,7 @@ from terrazzo.lab.running import RunningLab
 from terrazzo.lab.state import LabState
 from terrazzo.lab.topology import Topology
 from terrazzo.records import document
-from terrazzo.records.power import IDLE_PART, emulation
+from terrazzo.records.power import IDLE_PART, POWER, emulation
 
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
@@ -186,6 +186,8 @@ class LabHosts(RunningLab):
             own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         own.setdefault("PYTHONUNBUFFERED", "1")
         own["GLOO_SOCKET_IFNAME"] = CABLE
+        if own.get(POWER) != "off":
+            own[POWER] = self._power(device)
         return own | rendezvous(device, len(self.names), at=(self.address(0), port))
 
     def _power(self, device: int) -> str:

@@ -166,6 +166,10 @@ class Network:
 
     def _shape_end(self, ip: Any, name: str, link: LinkSpeed) -> None:
         _shape(ip, name, link.bits_per_s, "add")
+        # Frames travel in bundles that pass the shaper whole: taking them apart costs the device
+        # time. A connection keeps the size it began with, so a link that is fast for a while, when
+        # devices connect, has the bundles of its own rate.
+        ip.link("set", index=_index(ip, name), gso_max_size=_bundle_bytes(link.bits_per_s))
         if (link.delay_s or link.loss) and self.has_netem:
             self.has_netem = _delay(ip, name, link)
 
@@ -222,8 +226,6 @@ def _shape(ip: Any, name: str, bits_per_s: float, verb: str) -> None:
         verb, "tbf", index, parent=ROOT, handle=TBF_HANDLE,
         rate=rate, burst=burst_bytes(bits_per_s), limit=QUEUE_BYTES,
     )  # fmt: skip
-    # Frames travel in bundles that pass the shaper whole: taking them apart costs the device time.
-    ip.link("set", index=index, gso_max_size=_bundle_bytes(bits_per_s))
     seen = [
         qdisc.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
         for qdisc in ip.get_qdiscs(index)

@@ -112,6 +112,8 @@ class Estimator:
     covers: str = BOARD
     is_measured: bool = False
     interval_s: float = 0.25
+    of: str = ""
+    """What it stands for, where that is not this device."""
     _began: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ class Estimator:
 
     @property
     def name(self) -> str:
-        return f"estimate from processor time, off by up to {self.calibration.error:.0%}"
+        return f"{self.of}estimate from processor time, off by up to {self.calibration.error:.0%}"
 
     def read(self) -> Reading:
         seconds = self.clock() - self._began[0]

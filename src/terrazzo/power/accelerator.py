@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from terrazzo.errors import MeterError
+from terrazzo.errors import KnobError, MeterError
 from terrazzo.meters.nvml import LIBRARY, Nvml, NvmlGpu
 from terrazzo.power.cpu import Limits
 from terrazzo.power.knob import Files
@@ -15,6 +15,8 @@ GPU_NAMES = (".gpu", ".gp10b", ".gv11b", ".ga10b")
 EMC = "sys/kernel/debug/bpmp/debug/clk/emc"
 EMC_RATES = "sys/kernel/debug/bpmp/debug/emc/possible_rates"
 LIMIT_STEPS = 9
+TOLERANCE_W = 1.0
+"""Drivers round limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class MemoryClock:
     @classmethod
     def find(cls, sysfs: Sysfs) -> list[MemoryClock]:
         rates = sysfs.numbers(EMC_RATES)
-        there = sysfs.path(f"{EMC}/rate").exists()
+        there = sysfs.numbers(f"{EMC}/rate")  # only root may look there
         return [cls(sysfs, tuple(sorted(khz * 1e3 for khz in rates)))] if there and rates else []
 
     @property
@@ -86,9 +88,27 @@ class MemoryClock:
 
     def restore(self, files: Files) -> None:
         saved = dict(files)
-        if f"{EMC}/rate" in saved:
+        lock = saved.get(f"{EMC}/mrq_rate_locked")
+        if lock is None:
+            return
+        try:
             self.set(float(saved[f"{EMC}/rate"]))
-            self.sysfs.write(f"{EMC}/mrq_rate_locked", saved[f"{EMC}/mrq_rate_locked"])
+        except KnobError:  # the system's passing choice, perhaps none of those that can be set
+            if lock == "1":
+                raise
+        finally:
+            self.sysfs.write(f"{EMC}/mrq_rate_locked", lock)
+
+
+def memory_is_hidden(sysfs: Sysfs) -> bool:
+    """Whether this may be a Jetson whose memory clock only root is shown."""
+    try:
+        sysfs.path(f"{EMC}/rate").stat()
+    except PermissionError:
+        return bool(GpuClock.find(sysfs))
+    except OSError:
+        pass
+    return False
 
 
 @dataclass(frozen=True)
@@ -109,19 +129,31 @@ class GpuLimit:
         except (MeterError, IndexError):
             return []
         step = (high - low) / (LIMIT_STEPS - 1)
-        values = tuple(float(round(low + step * place)) for place in range(LIMIT_STEPS))
+        even = {
+            min(max(float(round(low + step * place)), low), high) for place in range(LIMIT_STEPS)
+        }
+        values = tuple(sorted(even | {gpu.limit_w()}))  # as it is set now can be gone back to
         return [cls(gpu, values)] if step > 0 else []
 
     def read(self) -> float:
-        return self.gpu.limit_w()
+        try:
+            return self.gpu.limit_w()
+        except MeterError as error:
+            raise KnobError(f"GPU {self.gpu.index} tells no limit: {error}") from error
 
     def set(self, value: float) -> None:
-        self.gpu.set_limit_w(value)
+        try:
+            self.gpu.set_limit_w(value)
+        except MeterError as error:
+            raise KnobError(f"GPU {self.gpu.index}: no limit of {value:g} W: {error}") from error
+        seen_w = self.read()
+        if abs(seen_w - value) > TOLERANCE_W:
+            raise KnobError(f"GPU {self.gpu.index} was told {value:g} W and says {seen_w:g} W")
 
     def state(self) -> Files:
-        return [(f"nvml:{self.gpu.index}:limit", f"{self.gpu.limit_w():g}")]
+        return [(f"nvml:{self.gpu.index}:limit", f"{self.read():g}")]
 
     def restore(self, files: Files) -> None:
         saved = dict(files).get(f"nvml:{self.gpu.index}:limit")
         if saved is not None:
-            self.gpu.set_limit_w(float(saved))
+            self.set(float(saved))

@@ -10,10 +10,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from terrazzo.errors import KnobError
+from terrazzo.errors import HelperGone, KnobError, PowerError
 from terrazzo.records.modes import Mode
 
-HELPER = (sys.executable, "-m", "terrazzo.power.helper")
+HELPER = (sys.executable, "-I", "-m", "terrazzo.power.helper")
+"""-I: else Python would take the code of whatever lies in the current folder, as root."""
 PATIENCE_S = 20.0
 
 
@@ -34,8 +35,9 @@ class Assistant:
             raise KnobError(f"the power helper cannot be started: {error}") from error
         try:
             told = self._ask(do="knobs")["knobs"]
-        except KnobError:
-            self.close()
+        except PowerError:
+            with suppress(KnobError):  # the first is the one to tell
+                self.close()
             raise
         self._knobs = {name: tuple(values) for name, values in told.items()}
         return self
@@ -46,20 +48,30 @@ class Assistant:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close()  # raises where the device was not put back: that is the worse news
 
     def close(self) -> None:
-        """Lets the helper go, and waits until it has put the device back."""
+        """Lets the helper go, and waits until it says that it has put the device back."""
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        if process is None:
+            return
+        self._process = None
+        assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
             process.stdin.close()  # by which it knows
         try:
-            process.wait(PATIENCE_S)
+            status: int | None = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
+            with suppress(PermissionError):  # what sudo started is root's
+                process.terminate()
+            status = None
+        said = process.stdout.read().strip().rpartition("\n")[2] if status is not None else ""
         process.stdout.close()
+        if status != 0:
+            raise KnobError(
+                f"the power helper {_ending(status)}{_problem(said)}: the device may not be as it "
+                "was; terrazzo power restore puts it back"
+            )
 
     @property
     def knobs(self) -> Mapping[str, tuple[float, ...]]:
@@ -71,6 +83,10 @@ class Assistant:
     def apply(self, mode: Mode) -> None:
         self._ask(do="apply", mode=dict(mode.values))
 
+    def restore(self) -> None:
+        """The device as it was found; a governor that was at work is so again."""
+        self._ask(do="restore")
+
     def _ask(self, **request: Any) -> dict[str, Any]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -79,7 +95,7 @@ class Assistant:
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise KnobError(
+            raise HelperGone(
                 "the power helper has gone: changing modes needs root. Allow it without a "
                 f"password (sudo -n {' '.join(HELPER)}), or start the command with sudo"
             )
@@ -90,3 +106,18 @@ class Assistant:
         if "error" in answer:
             raise KnobError(answer["error"])
         return answer
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return f"has not ended within {PATIENCE_S:g} s"
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def _problem(line: str) -> str:
+    """What a helper's last line complains of."""
+    try:
+        told = json.loads(line)
+    except json.JSONDecodeError:
+        return ""
+    return f" ({told['error']})" if isinstance(told, dict) and "error" in told else ""

@@ -68,7 +68,7 @@ def time_parts(grid: Grid, knobs: Knobs) -> Array:
     if CORES in shares:
         clock = shares.get(CPU, grid.ones)
         most = knobs[CORES][-1]
-        beside = np.maximum(shares[CORES] * most - 1, 0.5) / max(most - 1, 0.5)
+        beside = np.maximum(shares[CORES] * most - 1, 1.0) / max(most - 1, 1.0)
         columns += [1 / (shares[CORES] * clock), 1 / (beside * clock)]
     columns.append(grid.ones)
     found: Array = np.stack(columns, axis=1)

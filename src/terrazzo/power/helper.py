@@ -4,7 +4,7 @@ It knows four actions and checks every argument against the knobs that this devi
 by lines of JSON on its standard input; when that ends, however the asking process died, it puts the
 device back.
 
-    sudo python -m terrazzo.power.helper
+    sudo python -I -m terrazzo.power.helper
     {"do": "apply", "mode": {"cores": 4, "cpu_hz": 1.2e9}}
 """
 
@@ -14,13 +14,15 @@ import argparse
 import json
 import os
 import signal
+import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from terrazzo.errors import KnobError
-from terrazzo.power.keeper import Keeper, usual_path
+from terrazzo.power.keeper import STATE, Keeper
+from terrazzo.power.knob import Files
 from terrazzo.power.panel import Panel
 from terrazzo.power.sysfs import Sysfs
 from terrazzo.records.modes import Mode
@@ -29,17 +31,24 @@ LONGEST = 4096
 """Characters of a request."""
 
 
-def answer(line: str, panel: Panel) -> dict[str, Any]:
-    """What is replied to one request; whatever is wrong with it is in the reply."""
+def answer(line: str, panel: Panel, before: Files) -> dict[str, Any]:
+    """What is replied to one request; ``before`` is what ``restore`` puts back.
+
+    Whatever is wrong with a request is in the reply.
+    """
     try:
         if len(line) > LONGEST:
             raise KnobError(f"a request has {len(line)} characters, at most {LONGEST} are read")
         request = json.loads(line)
         action = request.get("do") if isinstance(request, dict) else None
-        if not isinstance(action, str) or action not in ACTIONS:
-            raise KnobError(f"no action {action!r}; there are {', '.join(ACTIONS)}")
+        if not isinstance(action, str) or action not in (*ACTIONS, RESTORE):
+            known = ", ".join((*ACTIONS, RESTORE))
+            raise KnobError(f"no action {action!r}; there are {known}")
+        if action == RESTORE:
+            panel.restore(before)
+            return _read(panel, request)
         return ACTIONS[action](panel, request)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         return {"error": f"a request is no JSON: {error}"}
     except KnobError as error:
         return {"error": str(error)}
@@ -63,39 +72,72 @@ def _apply(panel: Panel, request: Mapping[str, Any]) -> dict[str, Any]:
     return _read(panel, request)
 
 
-def _ping(panel: Panel, request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"process": os.getpid()}
-
-
 ACTIONS: dict[str, Callable[[Panel, Mapping[str, Any]], dict[str, Any]]] = {
-    "ping": _ping, "knobs": _knobs, "read": _read, "apply": _apply,
+    "knobs": _knobs, "read": _read, "apply": _apply,
 }  # fmt: skip
+RESTORE = "restore"
 
 
 def serve(panel: Panel, keeper: Keeper, requests: IO[str], replies: IO[str]) -> None:
     """Until the requests end; then the device is as it was."""
-    with keeper.borrowed(panel, say=lambda words: print(words, file=sys.stderr)):
+    with keeper.borrowed(panel, say=lambda words: print(words, file=sys.stderr)) as before:
         for line in requests:
-            print(json.dumps(answer(line, panel)), file=replies, flush=True)
+            print(json.dumps(answer(line, panel, before)), file=replies, flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="of the files, for tests")
-    parser.add_argument("--state", type=Path, help="where the state is saved meanwhile, for tests")
-    options = parser.parse_args()
-    if "SUDO_UID" in os.environ and (options.root != Path("/") or options.state):
-        print("under sudo the helper serves this device only: no --root, no --state", flush=True)
-        return 2
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    panel = Panel.find(Sysfs(options.root))
+def work(panel: Panel, keeper: Keeper) -> int:
+    """Serves standard input; 0 says that the device is as it was."""
+    # Ctrl-C in a terminal reaches the asker too, whose end is the end of the requests.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        serve(panel, Keeper(options.state or usual_path(os.environ)), sys.stdin, sys.stdout)
+        serve(panel, keeper, sys.stdin, sys.stdout)
     except KnobError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
     return 0
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
+    loose = open_to_others(code())
+    if loose and os.geteuid() == 0:
+        words = (
+            f"the power helper does not run as root from code that others may change: {loose[0]} "
+            "is not root's alone. Install Terrazzo where only root can write, or start the whole "
+            "command with sudo"
+        )
+        print(json.dumps({"error": words}), flush=True)
+        return 2
+    return work(Panel.find(Sysfs()), Keeper(STATE))
+
+
+def code() -> list[Path]:
+    """All that Python has taken code from here, itself included."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [Path(sys.executable), *(Path(name) for name in (*files, *sys.path) if name)]
+
+
+def open_to_others(paths: Iterable[Path]) -> list[Path]:
+    """Those of these, and of the folders around them, that somebody beside root may change."""
+    places = {
+        place
+        for path in paths
+        for end in (path.absolute(), path.resolve())
+        for place in (end, *end.parents)
+    }
+    return sorted(place for place in places if _is_open(place))
+
+
+def _is_open(place: Path) -> bool:
+    try:
+        found = place.stat()
+    except OSError:
+        return False
+    # In a folder with the sticky bit nobody can replace what is root's.
+    held = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    return found.st_uid != 0 or bool(found.st_mode & 0o022 and not held)
 
 
 if __name__ == "__main__":

@@ -6,28 +6,33 @@ file, sees that its owner is gone, and does it then. After a reboot the kernel h
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from terrazzo.errors import KnobError, UsageError
+from terrazzo.power.knob import Files
 from terrazzo.power.panel import Panel
 from terrazzo.records import document
 
 KIND, VERSION = "power state", 1
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-SYSTEM_FOLDER = Path("/var/lib/terrazzo")
+STATE = Path("/var/lib/terrazzo/power.json")
+"""One place, whoever asks: what a helper of root's has left, an ordinary user must find."""
 
 
-def usual_path(environment: Mapping[str, str]) -> Path:
-    """For root a place of the system's, else one of the user's."""
-    if os.geteuid() == 0:
-        return SYSTEM_FOLDER / "power.json"
-    home = environment.get("XDG_STATE_HOME") or ""
-    folder = Path(home) if Path(home).is_absolute() else Path.home() / ".local/state"
-    return folder / "terrazzo" / "power.json"
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A state on disk, and whose it is."""
+
+    files: Files
+    process: int
+    is_alive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,12 @@ class Keeper:
 
     path: Path
 
-    def restore_left(self, panel: Panel) -> str:
-        """Puts back what a process left that is gone; what was done, in words, or nothing."""
+    def left(self) -> Left | None:
+        """What lies on disk of this boot; None: the device is as it was, nobody changes it."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            return ""
+            return None
         except OSError as error:
             raise KnobError(f"saved power state {self.path} cannot be read: {error}") from error
         try:
@@ -54,32 +59,76 @@ class Keeper:
                 "back; remove the file after it"
             ) from error
         if boot != _boot():
-            self.path.unlink()
+            return None
+        alive = owner[0] != os.getpid() and _began(owner[0]) == owner[1]
+        return Left(files, owner[0], alive)
+
+    def restore_left(self, panel: Panel) -> str:
+        """Puts back what a process left that is gone; what was done, in words, or nothing."""
+        left = self.left()
+        if left is None:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self.path.unlink()  # of an earlier boot: the kernel has put all back
             return ""
-        if owner[0] != os.getpid() and _began(owner[0]) == owner[1]:
+        if left.is_alive:
             raise KnobError(
-                f"process {owner[0]} is changing the power modes of this device: wait for it, or "
-                "end it"
+                f"process {left.process} is changing the power modes of this device: wait for it, "
+                "or end it"
             )
-        panel.restore(files)
+        panel.restore(left.files)
         self.path.unlink()
-        return f"put back what process {owner[0]} had left: {panel.read().text}"
+        return f"put back what process {left.process} had left: {panel.read().text}"
 
     @contextmanager
-    def borrowed(self, panel: Panel, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-        """While the block runs, modes may be changed; after it all is as before."""
-        words = self.restore_left(panel)
-        if words:
-            say(words)
-        files = panel.state()
-        self._write(files)
-        try:
-            yield
-        finally:
-            panel.restore(files)
-            self.path.unlink(missing_ok=True)
+    def borrowed(
+        self, panel: Panel, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Files]:
+        """While the block runs, modes may be changed; after it all is as before.
 
-    def _write(self, files: list[tuple[str, str]]) -> None:
+        What was before is handed out, for who wants to go back to it meanwhile.
+        """
+        with self._alone():
+            words = self.restore_left(panel)
+            if words:
+                say(words)
+            files = panel.state()
+            self._write(files)
+            files = panel.completed(files)
+            self._write(files)
+            try:
+                yield files
+            finally:
+                with undisturbed():
+                    panel.restore(files)
+                    self.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two that begin at once would each take the other's mode for the original."""
+        path = self.path.with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a", encoding="ascii")
+        except OSError as error:
+            raise self._unsaved(error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                left = self.left()
+                whose = f"process {left.process}" if left else "another process"
+                raise KnobError(
+                    f"{whose} is changing the power modes of this device: wait for it, or end it"
+                ) from None
+            yield
+
+    def _unsaved(self, error: OSError) -> KnobError:
+        return KnobError(
+            f"the state of this device cannot be saved in {self.path} ({error}), so nothing is "
+            "changed: make room there"
+        )
+
+    def _write(self, files: Files) -> None:
         body = {
             "process": os.getpid(),
             "began": _began(os.getpid()),
@@ -87,15 +136,26 @@ class Keeper:
             "files": [list(pair) for pair in files],
         }
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             document.write(self.path, document.dump(KIND, VERSION, body) + "\n")
             _sync(self.path)
             _sync(self.path.parent)
         except OSError as error:
-            raise KnobError(
-                f"the state of this device cannot be saved in {self.path} ({error}), so nothing is "
-                "changed: make room there, or name another place"
-            ) from error
+            raise self._unsaved(error) from error
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not cut in half what the first one began."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread alone
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _sync(path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
 
-from terrazzo.errors import KnobError
+from terrazzo.errors import KnobError, PowerError
 from terrazzo.power.accelerator import GpuClock, GpuLimit, MemoryClock
 from terrazzo.power.cpu import Cores, CpuClock
 from terrazzo.power.knob import Files, Knob
@@ -63,8 +63,8 @@ class Panel:
         try:
             for knob in self._ordered(wanted):
                 knob.set(wanted[knob.name])
-        except KnobError:
-            with suppress(KnobError):  # the first refusal is the one to tell
+        except PowerError:
+            with suppress(PowerError):  # the first refusal is the one to tell
                 self.restore(before)
             raise
 
@@ -78,6 +78,23 @@ class Panel:
     def state(self) -> Files:
         return [file for knob in self.parts for file in knob.state()]
 
+    def completed(self, files: Files) -> Files:
+        """With the clocks of cores that are off: their files show only while those are on."""
+        cores = [knob for knob in self.parts if knob.name == "cores"]
+        known = {name for name, _ in files}
+        found = list(files)
+        for knob in cores:
+            before = knob.state()
+            if knob.read() == knob.values[-1]:
+                continue
+            try:
+                with suppress(KnobError):  # one that stays off hides nothing that could change
+                    knob.set(knob.values[-1])
+                found += [file for file in self.state() if file[0] not in known]
+            finally:
+                knob.restore(before)
+        return found
+
     def restore(self, files: Files) -> None:
         """Puts everything back. Cores are first all switched on, for the files of their clocks."""
         problems = []
@@ -88,7 +105,7 @@ class Panel:
         for knob in (*(knob for knob in self.parts if knob not in cores), *cores):
             try:
                 knob.restore(files)
-            except KnobError as error:
+            except (PowerError, ValueError) as error:  # one that is lost must not keep the others
                 problems.append(str(error))
         if problems:
             raise KnobError(f"not all could be put back: {'; '.join(problems)}")

@@ -86,7 +86,7 @@ def _sampler(environment: Mapping[str, str], asked: str) -> Sampler:
     figures = emulated(asked)
     if figures is not None:
         told = Calibration(*figures, GUESSED_ERROR, "the preset of an emulated device")
-        return Sampler([Estimator(told)])
+        return Sampler([Estimator(told, of="an emulated board, ")])
     sharing = max(int(environment.get("LOCAL_WORLD_SIZE", "1")), 1)
     try:
         told = kept(calibration_path(environment), Path("/"))
