@@ -14,7 +14,7 @@ from terrazzo.measure.medium import medium_of
 
 pytestmark = pytest.mark.timeout(240)
 
-SLEEP_S = 0.05
+SLEEP_S = 0.02
 BATCH = 4
 SCRIPT = f"""
 import time

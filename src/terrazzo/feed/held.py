@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.draws import mix
+from terrazzo.feed.draws import mix, word_of
 from terrazzo.feed.form import DECODED, ENCODED
 from terrazzo.feed.maker import Made, Place
 from terrazzo.feed.pantry import Address
@@ -27,8 +27,7 @@ SPAN = float(1 << 63)
 
 def chance_of(seed: int, index: Any) -> float:
     """The number of a sample, between 0 and 1."""
-    word = index if isinstance(index, int) else mix(*str(index).encode())
-    return mix(seed, word) / SPAN
+    return mix(seed, word_of(index)) / SPAN
 
 
 def choose_form(

@@ -137,6 +137,10 @@ class Passage:
                 "instead of a loader, and each sample has a seed of its own"
             )
             made = None
+        if made is not None and made.error is not None and self._is_own_idea:
+            source.drop(self.items)
+            source.retire(f"a worker could not make a batch: {made.error}")
+            made = None  # what fails here, too, is told
         if made is None:
             made = self._make(item)
         item.made = made
@@ -147,6 +151,11 @@ class Passage:
         if self.loader.pin_memory and torch.accelerator.is_available():
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]
         return batch
+
+    @property
+    def _is_own_idea(self) -> bool:
+        """Whether nobody asked for workers, so that nothing may fail because of them."""
+        return not self.chains.count and self.source.options.workers is None
 
     def _make(self, item: Item) -> Made:
         """In this process; samples with seeds of their own leave its generators alone."""

@@ -104,6 +104,11 @@ def source_of(
 
     trial: Rehearsal | None = net.links.rehearsal
     if not isinstance(loader, (DataLoader, Dataset)):
+        if any(one is not None for one in (batch_size, sampler, collate)):
+            raise UsageError(
+                f"tz.feed takes {type(loader).__name__} for batches, and batch_size, sampler and "
+                "collate are for a data set: let it inherit from torch.utils.data.Dataset"
+            )
         return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
     reads: DataLoader[Any]
@@ -155,8 +160,10 @@ def _is_like(one: Any, other: Any) -> bool:
     """Whether a function is the same one, or was written in the same place and encloses nothing."""
     if one is other:
         return True
-    code = getattr(one, "__code__", None)
-    return code is not None and code is getattr(other, "__code__", None) and not code.co_freevars
+    code: Any = getattr(one, "__code__", None)
+    if code is None or code.co_freevars:
+        return False
+    return code is getattr(other, "__code__", None)
 
 
 def _refuse(loader: DataLoader[Any], *given: Any) -> None:
