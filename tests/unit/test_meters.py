@@ -145,6 +145,7 @@ def test_a_clock_that_is_set_is_no_energy(monkeypatch):
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 30 * 86400)
     found = find(Path("/nowhere"), calibration=GUESS)
+    assert sampler.clock is not real
     assert sampler.sample().joules < 5.0 * 600
     monkeypatch.setattr(time, "time", real)
     assert 0 <= found.used[0].read().joules < 600
