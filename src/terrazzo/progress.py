@@ -14,20 +14,22 @@ import torch
 from torch.optim import Optimizer
 
 from terrazzo.errors import PeerLost, RunError, UsageError
-from terrazzo.feed.chance import draw_as, drawn_from
-from terrazzo.feed.feed import Alone, Feed
+from terrazzo.feed.alone import Alone
+from terrazzo.feed.chance import draw_as, draw_but, drawn_from
+from terrazzo.feed.feed import Feed
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.sources import source_of
 from terrazzo.runtime.change import say
-from terrazzo.runtime.checkpoint import Shelf
-from terrazzo.runtime.cut import plain
+from terrazzo.runtime.checkpoint import Checkpoint, Shelf, latest_among
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.kept import forget_calls
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import copied
 from terrazzo.runtime.recovery import Recovery, give_parcel, take_parcel, tell_where, together
+from terrazzo.runtime.resume import latest_of_all
 from terrazzo.runtime.scribe import Scribe
+from terrazzo.runtime.spare import beside, gradients, named
 from terrazzo.runtime.spares import Spares
 
 
@@ -73,13 +75,14 @@ class Run:
         self.every, self.copies = every, copies
         folder = checkpoints or (None if every is None else self._folder())
         self.scribe = None if folder is None else Scribe(Shelf(Path(folder)))
-        self.steps = 0
-        """Batches that were used up."""
+        self.steps = self._first = 0
+        """Batches that were used up; and those of earlier runs that this one goes on with."""
         self.parts: dict[str, Any] = {}
         for number, part in enumerate(parts):
             self._register(f"{number} {type(part).__name__}", part)
         for name, part in named.items():
             self._register(name, part)
+        self._optimizers = [part for part in self.parts.values() if isinstance(part, Optimizer)]
         self.epoch = 0
         """The epoch that is under way, or comes next."""
         self.spares: Spares | None = None
@@ -93,9 +96,8 @@ class Run:
         if recovery is not None:
             recovery.host = self
         if neighbours and (recovery is not None or net.links.later is not None):
-            optimizers = [part for part in self.parts.values() if isinstance(part, Optimizer)]
             self.spares = net._weights.spares = Spares(
-                net, optimizers, neighbours=neighbours, every=spare_every
+                net, self._optimizers, neighbours=neighbours, every=spare_every
             )
 
     def _folder(self) -> Path:
@@ -211,8 +213,7 @@ class Run:
             lost = self.steps - spare.rest["steps"]
             self._load_rest(spare.rest)
             feed.go_back_to(spare.rest["data"]["position"])
-            if feed.reader != self.net.links.members[self.net.links.device]:
-                draw_as(spare.rest["drawn"], None)
+            draw_but(spare.rest["drawn"], feed.draws)
             if lost:
                 say(self.net, f"back to step {self.steps}: {lost} steps are made again")
 
@@ -220,6 +221,9 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, to be loaded into a run of the same script; call it between two steps."""
+        return together(self.net.links, self._state)
+
+    def _state(self) -> dict[str, Any]:
         net = self.net
         return {
             "net": net.state_dict(),
@@ -229,7 +233,10 @@ class Run:
             "seed": net.seed,
             "steps": self.steps,
             "epoch": self.epoch,
+            "feeds": self._feeds,
             "data": None if self._feed is None else self._feed.where(),
+            "drawn": drawn_from(None),
+            "beside": {n: p.detach() for n, p in beside(net._model, self._optimizers).items()},
         }
 
     def _rest(self, feed: Feed) -> dict[str, Any]:
@@ -271,7 +278,8 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there; call it before ``epochs``."""
-        missing = set(self.parts) ^ set(state["parts"])
+        others, kept = beside(self.net._model, self._optimizers), state.get("beside", {})
+        missing = {*self.parts, *others} ^ {*state["parts"], *kept}
         if missing:
             raise UsageError(
                 f"the state and this run do not hold the same parts ({', '.join(sorted(missing))}):"
@@ -285,7 +293,13 @@ class Run:
             else:
                 part.load_state_dict(state["parts"][name])
         net.calls, net.commits, net.seed = state["calls"], state["commits"], state["seed"]
+        with torch.no_grad():
+            for name, parameter in others.items():
+                parameter.copy_(kept[name])
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
+        self._feeds = state.get("feeds", 1) - (self._begun is not None)
+        self._first = self.steps
+        draw_as(state.get("drawn", {}), None)
         self._saved = (self.steps, net.links.epoch)
 
     def _state_of(self, part: Any) -> Any:
@@ -305,6 +319,7 @@ class Run:
 
     def _write(self, state: dict[str, Any]) -> None:
         assert self.scribe is not None
+        self.scribe.begin(self._first)
         if self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
 
@@ -344,28 +359,19 @@ class Run:
         """
         if self.scribe is None:
             raise UsageError("tz.Run was not told where from: give it every= or checkpoints=")
-        return self._resume(self.scribe.shelf)
+        return self._resume(self.scribe.shelf.latest())
 
     def _resume_from(self, folder: Path) -> None:
-        if not self._resume(Shelf(folder / str(self.net.links.device))):
+        if not self._resume(latest_among(folder)):
             raise RunError(
                 f"no device has a checkpoint in {folder} that can be read: see what was said of "
                 "them, or start anew without --resume"
             )
 
-    def _resume(self, shelf: Shelf) -> int:
-        links, found = self.net.links, shelf.latest()
-        own = -1.0 if found is None else float(found.step)
-        steps = links.gather(torch.tensor([own], dtype=torch.float64), counted=False).flatten()
-        if float(steps.max()) < 0:
-            return 0
-        source = int(steps.argmax())
-        if found is not None and links.device == source:
-            give_parcel(links, [dict(found.model), found.rest], source, name="the run")
-            model, rest = found.model, found.rest
-        else:
-            model, rest = take_parcel(links, source)
-        self.load_state_dict({**rest, "net": model})
+    def _resume(self, found: Checkpoint | None) -> int:
+        state = latest_of_all(self.net.links, found)
+        if state is not None:
+            self.load_state_dict(state)
         return self.steps
 
     # ---- those who come later ------------------------------------------------------------
@@ -375,7 +381,7 @@ class Run:
         if self.spares is not None and self.spares.is_astray:
             state = {"spare": self.spares.told()}
         else:
-            state = {**self.state_dict(), "grads": self._grads()}
+            state = {**self.state_dict(), "grads": gradients(self.net._model, self._optimizers)}
         give_parcel(self.net.links, state, source, name="the run")
 
     def take(self, source: int) -> None:
@@ -385,15 +391,9 @@ class Run:
             rest = self.spares.hear(state["spare"]).rest
             self._load_rest(rest)
             self._begun, self._feeds = rest["data"], rest["feeds"] - 1
+            draw_as(rest["drawn"], None)
             return
+        self.net._weights.homes = {}  # those who were here have cut none, and will not
         self.load_state_dict(state)
-        for name, parameter in self.net.named_parameters():
+        for name, parameter in named(self.net._model, self._optimizers).items():
             parameter.grad = state["grads"].get(name)
-
-    def _grads(self) -> dict[str, torch.Tensor]:
-        """A script may clear gradients after the next batch has come."""
-        return {
-            name: plain(parameter.grad)
-            for name, parameter in self.net.named_parameters()
-            if parameter.grad is not None
-        }

@@ -262,6 +262,33 @@ def test_a_script_that_raises_ends_the_run() -> None:
         assert "device 1 failed: MemoryError: nothing left for 64 MiB" in fate.message
 
 
+def breaking(times: int) -> Found:
+    """On one device the same operation fails again and again, as where memory is short."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(), (X,))
+    links, left = net.links, times
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    usual = links.depart
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if left and net.calls == 3:
+            left -= 1
+            with links._guard():
+                raise RuntimeError("can't allocate memory: 64 MiB")
+        return usual(*args, **kwargs)
+
+    if links.device == 1:
+        links.depart = failing
+    return told(net, train(net, optimizer, DATA))
+
+
+def test_an_operation_is_not_begun_again_for_ever() -> None:
+    found = fates(2, breaking, 1000)
+    assert [(fate.kind, fate.what) for fate in found] == [("raised", "PeerLost")] * 2
+    assert "though none of them was lost (can't allocate memory" in found[1].message
+
+
 def cut() -> None:
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,), layout="channels")

@@ -81,6 +81,50 @@ def test_another_cluster_goes_on(
     assert_close(gone_on["state"], whole["state"])
 
 
+def test_another_training_in_the_same_folder(tmp_path: Path) -> None:
+    """What it writes stays, and it goes on from that and not from the training before it."""
+    for stop in (99, 5):
+        run_on(1, trained, "whole", str(tmp_path), False, stop)
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["before-1", "step-00000003"]
+    assert run_on(1, trained, "whole", str(tmp_path), True, 99)[0]["begun"] == 3
+
+
+def drawing(stop: int, saved: Any) -> tuple[Any, list[float]]:
+    """The loop draws by itself, and a head outside of net is trained too."""
+    torch.manual_seed(1)
+    net, _, _ = made("whole")
+    head = nn.Linear(5, 5).double()
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.1, momentum=0.9)
+    run = tz.Run(net, optimizer, loader=loader())
+    if saved is not None:
+        torch.manual_seed(99)
+        nn.init.zeros_(head.weight)
+        run.load_state_dict(saved)
+    seen = []
+    for _ in run.epochs(EPOCHS):
+        for x, y in run.feed():
+            if run.steps == stop:
+                return run.state_dict(), seen
+            loss = F.cross_entropy(head(net(x)), y) * torch.rand(()).item()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    return None, seen
+
+
+def stopped_and_whole() -> tuple[list[float], list[float]]:
+    whole = drawing(99, None)[1]
+    saved, first = drawing(6, None)
+    saved["data"]["position"] -= 1  # the batch that was handed out was not used
+    return whole, first + drawing(99, saved)[1]
+
+
+def test_what_the_loop_draws_and_a_head_outside_go_on() -> None:
+    ((whole, both),) = run_on(1, stopped_and_whole)
+    assert both == pytest.approx(whole, rel=1e-12)
+
+
 def test_a_device_without_storage_receives_it(tmp_path: Path) -> None:
     """The first two devices write; after the first is replaced, the second has it."""
     run_on(3, trained, "tiles:3x1", str(tmp_path), False, STOP)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from terrazzo.errors import RunError, UsageError
-from terrazzo.runtime.checkpoint import MODEL, STATE, Shelf
+from terrazzo.runtime.checkpoint import MODEL, STATE, Shelf, latest_among
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -64,8 +64,41 @@ def test_two_stay(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     for step in (1, 2, 30, 4):
         shelf.save(step, {"a": torch.full((2,), float(step))}, {"step": step})
-    assert shelf.steps == [4, 30]
+    assert shelf.steps == [2, 4, 30], "the one just written stays, and those of another training"
     assert shelf.load().rest == {"step": 30} and shelf.load(4).rest == {"step": 4}
+
+
+def test_checkpoints_of_another_training_are_put_aside(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (900, 1000):
+        shelf.save(step, {"a": torch.ones(2)}, {})
+    assert shelf.put_aside(above=900) == ([1000], tmp_path / "before-1")
+    assert shelf.put_aside(above=0) == ([900], tmp_path / "before-2")
+    assert shelf.put_aside(above=0)[0] == shelf.steps == []
+    assert Shelf(tmp_path / "before-1").load().step == 1000
+
+
+def test_one_that_was_about_to_be_replaced_is_found(tmp_path: Path) -> None:
+    """The power goes between two renames: the step was there before, and is still."""
+    shelf = Shelf(tmp_path)
+    shelf.save(5, {"a": torch.ones(2)}, {}).rename(tmp_path / ".replaced-step-00000005")
+    found = shelf.latest()
+    assert found is not None and found.step == 5
+    shelf.save(5, {"a": torch.zeros(2)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+    assert shelf.load().model["a"].tolist() == [0, 0]
+
+
+def test_the_latest_of_all_devices_is_taken(tmp_path: Path) -> None:
+    """Those with the first numbers were lost early; and the last one's latest is damaged."""
+    for device, steps in {"0": (100,), "1": (300,), "2": (400, 500), "1001": (450, 600)}.items():
+        for step in steps:
+            path = Shelf(tmp_path / device).save(step, {"a": torch.ones(2)}, {"step": step})
+    (path / MODEL).write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match="step 600"):
+        found = latest_among(tmp_path)
+    assert found is not None and found.rest == {"step": 500}
+    assert latest_among(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("name", [MODEL, "parts.safetensors", STATE])

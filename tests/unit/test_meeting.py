@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,9 @@ from terrazzo.members.control import Control
 from terrazzo.members.hello import Challenge
 from terrazzo.members.line import HEAD
 from terrazzo.members.meeting import Family, call, come_later, heard, meet, tell, unwrapped
+from terrazzo.members.strangers import MOST_STRANGERS
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.sockets import identities
 
 TOKEN = "9f" * 16
 
@@ -53,8 +56,11 @@ def test_a_listener_that_does_not_know_the_token_is_found_out() -> None:
         challenge.confirm(TOKEN, claim, ["proof", proof[1][:-1] + "x"])
 
 
-def two() -> tuple[list[Control], dict[str, str]]:
-    """Two members that have met; and what they put where all can read it."""
+def two(strangers: Sequence[bytes] = ()) -> tuple[list[Control], dict[str, str]]:
+    """Two members that have met; and what they put where all can read it.
+
+    ``strangers`` say this to device 0 before device 1 comes.
+    """
     told: dict[str, str] = {}
     there = threading.Condition()
 
@@ -72,6 +78,11 @@ def two() -> tuple[list[Control], dict[str, str]]:
 
     def begin(me: int) -> None:
         at = (Family.AF_INET, "127.0.0.1")
+        if me == 1:
+            host, port = get("at 0").split()
+            for data in strangers:
+                with socket.create_connection((host, int(port)), timeout=10) as stranger:
+                    stranger.sendall(data)
         found[me] = meet(me, 2, at=at, put=put, get=get, tie=0, limit_s=20)
 
     threads = [threading.Thread(target=begin, args=(me,)) for me in (0, 1)]
@@ -95,6 +106,8 @@ GARBAGE: list[bytes] = [
     HEAD.pack(1) + b"7",
     HEAD.pack(16) + b'["hello",1,2,3,]',
     HEAD.pack(18) + b'["hello",1,2,3,[]]',
+    HEAD.pack(29) + b'["hello","x",Infinity,"","x"]',
+    HEAD.pack(100_000) + b"[" * 100_000,
 ]
 
 
@@ -105,7 +118,7 @@ def test_strangers_get_nowhere_and_disturb_nothing() -> None:
         with socket.create_connection((host, int(port)), timeout=10) as stranger:
             stranger.sendall(data)
             heard(stranger)  # a number drawn at random, which tells nothing
-            assert is_hung_up(stranger)
+            assert is_hung_up(stranger), data[:40]
     with pytest.raises(OSError, match=r"closed|reset"):
         call(told["at 0"], (7, ""), token="00" * 16, timeout_s=10, wrap=unwrapped)
     with socket.create_connection((host, int(port)), timeout=10) as silent:
@@ -114,6 +127,95 @@ def test_strangers_get_nowhere_and_disturb_nothing() -> None:
     assert [len(one.view.members) for one in members] == [2, 2]
     for one in (later, *members):
         one.leave("the test is over")
+
+
+def leave(*members: Control) -> None:
+    threads = [threading.Thread(target=one.leave) for one in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_strangers_do_not_disturb_a_meeting() -> None:
+    members, _ = two([data for data in GARBAGE if data[:3] != b"GET"])
+    assert [one.view.members for one in members] == [(0, 1), (0, 1)]
+    leave(*members)
+
+
+def test_a_flood_of_strangers_is_bounded_and_the_oldest_make_room() -> None:
+    members, told = two()
+    host, port = told["at 0"].split()
+    flood = [
+        socket.create_connection((host, int(port)), timeout=10) for _ in range(MOST_STRANGERS + 3)
+    ]
+    for stranger in flood:
+        heard(stranger)
+    assert [is_hung_up(stranger) for stranger in flood[:3]] == [True] * 3
+    flood[3].settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        flood[3].recv(1)
+    for stranger in flood:
+        stranger.close()
+    leave(*members)
+
+
+def test_a_thread_that_ended_is_an_error_and_no_silence() -> None:
+    members, _ = two()
+
+    def broken() -> bool:
+        raise AssertionError("a fault of ours")
+
+    members[0].is_waiting = broken  # asked at the next beat
+    with pytest.raises(PeerLost, match="a fault of ours"):
+        members[0].next_view(0)
+    with pytest.raises(PeerLost, match="hears the others no more"):
+        members[0].check(0)
+    with members[1]._changed:
+        assert members[1]._changed.wait_for(lambda: members[1].is_left_behind, 10)  # 0 has the tie
+    leave(members[1])
+
+
+def test_hanging_up_links_leaves_lines_alone() -> None:
+    """A guest's line is accepted while links are made: at the next loss it must not break."""
+    members, _ = two()
+    links = Links()
+    links.control, links.sockets = members[0], identities(members[0].sockets())
+    assert links.sockets
+    links.hang_up()
+    members[0].post(0, "word", b"still here")
+    assert members[1].look(0, "word", 10) == b"still here"
+    leave(*members)
+
+
+def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
+    members, told = two()
+    later = [come_later([told["at 0"]], token=told["token"], limit_s=10) for _ in range(2)]
+    assert set(later[0]._lines) == set(later[1]._lines) == {0, 1}  # and none to each other
+    found: dict[int, tuple[int, ...]] = {}
+
+    def come(one: Control) -> None:
+        epoch = one.view.epoch
+        while len(found.get(one.me, ())) < 4:
+            view, _ = one.next_view(epoch)
+            epoch, found[one.me] = view.epoch, view.members
+
+    threads = [threading.Thread(target=come, args=(one,)) for one in (*members, *later)]
+    for thread in threads:
+        thread.start()
+    for _ in range(600):
+        guests = sorted(members[0].guests)[:1]
+        settled = all(one.view == members[0].view for one in members)
+        if guests and settled and not members[0]._council.seat.alarmed:
+            for one in (*members, *later):
+                if one.me in members[0].view.members:
+                    one.admit(guests)
+        time.sleep(0.05)
+        if not any(thread.is_alive() for thread in threads):
+            break
+    everybody = tuple(sorted(one.me for one in (*members, *later)))
+    assert found == dict.fromkeys(everybody, everybody)
+    leave(*members, *later)
 
 
 def test_who_waits_for_the_next_view_says_so() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,16 +29,29 @@ def drawn_from(loader: Any) -> dict[str, Any]:
 
 
 def draw_as(told: dict[str, Any], loader: Any) -> None:
-    """Sets the generators here to where those of another device stood."""
-    torch.set_rng_state(_tensor(told["torch"]))
-    version, state, gauss = told["python"]
-    random.setstate((version, tuple(state), gauss))
+    """Sets the generators here to where those of another device stood, as far as it is told."""
+    if "torch" in told:
+        torch.set_rng_state(_tensor(told["torch"]))
+    if "python" in told:
+        version, state, gauss = told["python"]
+        random.setstate((version, tuple(state), gauss))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in told:
         numpy.random.set_state(tuple(told["numpy"]))
     for name, owner in _owners(loader):
         if name in told:
             owner.set_state(_tensor(told[name]))
+
+
+def moved(before: dict[str, Any]) -> set[str]:
+    """Which of the generators that all share have been drawn from since."""
+    now = drawn_from(None)
+    return {name for name in now if now[name] != before.get(name)}
+
+
+def draw_but(told: dict[str, Any], names: Collection[str]) -> None:
+    """Sets those generators that all share, less some: reading draws from these."""
+    draw_as({name: state for name, state in told.items() if name not in names}, None)
 
 
 def _owners(loader: Any) -> list[tuple[str, torch.Generator]]:

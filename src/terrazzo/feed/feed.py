@@ -18,7 +18,7 @@ from torch import Tensor
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
-from terrazzo.feed.chance import draw_as
+from terrazzo.feed.chance import draw_as, draw_but, drawn_from, moved
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
 from terrazzo.feed.sharing import Offer
@@ -63,34 +63,6 @@ def feed(
     way = Feed(source, net, inputs=inputs, reader=reads)
     way.offers(options.get("cache"))
     yield from counted(net.links, way, reader=reads)
-
-
-class Alone:
-    """One way through a source on the only device there is."""
-
-    reader = 0
-
-    def __init__(self, source: Source | Plain) -> None:
-        self.source, self.position = source, 0
-        self._chance: dict[str, Any] | None = None
-        self._batches: Iterator[Any] | None = None
-
-    def where(self) -> dict[str, Any]:
-        return {"position": self.position, "reader": 0, "chance": self._chance}
-
-    def go_on_from(self, where: Mapping[str, Any]) -> None:
-        self.position, self._chance = where["position"], where["chance"]
-        if self._chance is not None:
-            self.source.draw_as(self._chance)
-        self._batches = self.source.begin(self.position)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._batches is None:
-            self._chance = self.source.chance()
-            self._batches = iter(self.source)
-        for batch in self._batches:
-            self.position += 1
-            yield batch
 
 
 class Host(Protocol):
@@ -138,6 +110,8 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         self._read: tuple[dict[str, Any], list[Tensor], Any] | None = None
         self._chance: dict[str, Any] | None = None
+        self.draws: set[str] = set()
+        """Generators that all share and that reading draws from; the loop draws from the rest."""
         self._offer: Offer | None = None
         self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
@@ -223,8 +197,10 @@ class Feed:
     def _catch_up(self) -> None:
         """Reads up to where the one before was; batches still in use are kept."""
         assert self.source is not None
+        own = drawn_from(None)
         if self._chance is not None:
             self.source.draw_as(self._chance)
+        before = drawn_from(None)
         first = min([self.position, *(number for number in self._live)])
         self._batches, self._read = self.source.begin(first), None
         self._repeats.lose()
@@ -233,9 +209,13 @@ class Feed:
             used = self._live.get(number)
             if used is not None:
                 used.tensors = describe(batch)[1][: self.inputs]
+        if self._chance is not None:
+            self._read = self._from(self._batches)
+            self.draws |= moved(before)
+            draw_but(own, self.draws)
         used = self._live.get(self.position)  # given to some before the reader was lost
         if used is not None:
-            self._read = (*describe(batch := next(self._batches, None)), batch)
+            self._read = self._read or self._from(self._batches)
             used.tensors = self._read[1][: self.inputs]
 
     def _fetch(self) -> tuple[dict[str, Any], list[Tensor], Any]:
@@ -248,13 +228,20 @@ class Feed:
                 self._batches = iter(self.source)
             again = self._repeats.next()
             if again is None:
-                batch = next(self._batches, None)
-                again = (*describe(batch), batch)
-                if batch is None and self.links.recovery is not None:
-                    again[0]["after"] = self.source.chance()
+                before = drawn_from(None) if self.links.recovery is not None else {}
+                again = self._from(self._batches)
+                self.draws |= moved(before) if before else set()
                 self._repeats.add(again)
             self._read = again
         return self._read
+
+    def _from(self, batches: Iterator[Any]) -> tuple[dict[str, Any], list[Tensor], Any]:
+        """One more of the source, as it is told; at the end also what comes after."""
+        batch = next(batches, None)
+        found = (*describe(batch), batch)
+        if batch is None and self.links.recovery is not None and self.source is not None:
+            found[0]["after"] = self.source.chance()
+        return found
 
     # ---- handing out ---------------------------------------------------------------------
 
@@ -274,9 +261,9 @@ class Feed:
             raise
         self._meet()
         letter = dict(header)
-        if self._guests():
-            links.broadcast_bytes(json.dumps({"join": True}).encode(), self.place)
-            self._regroup()
+        if guests := self._guests():
+            links.broadcast_bytes(json.dumps({"join": guests}).encode(), self.place)
+            self._regroup(guests)
         if self.position == 0 and self._chance is not None:
             letter["chance"] = self._chance
         links.broadcast_bytes(json.dumps(letter).encode(), self.place)
@@ -286,24 +273,25 @@ class Feed:
         self._meet()
         header = json.loads(self.links.broadcast_bytes(None, self.place))
         if "join" in header:
-            self._regroup()
+            self._regroup(header["join"])
         self._chance = header.pop("chance", self._chance)
         if "error" in header:
             raise RunError(f"device {self.reader}, which reads the data, failed: {header['error']}")
         return self._fed(header, [] if "end" in header else outlines(header), None)
 
-    def _guests(self) -> bool:
+    def _guests(self) -> list[int]:
+        """Who is to be let in now: one at a time, because the next must have a line to it."""
         control = self.links.control
         if self.host is None or control is None or not self.host.admits:
-            return False
-        return bool(control.guests)
+            return []
+        return sorted(control.guests)[:1]
 
-    def _regroup(self) -> NoReturn:
+    def _regroup(self, guests: list[int]) -> NoReturn:
         """Somebody wants to join: before this batch is as good a place as any."""
         assert self.links.control is not None
         assert self.host is not None
         self.host.before_joining(self)
-        self.links.control.admit()
+        self.links.control.admit(guests)
         raise Interrupted("a device joins")
 
     def _meet(self) -> None:

@@ -206,9 +206,9 @@ class Challenge:
     def check(self, secret: str, message: Any) -> tuple[int | None, str, list[Any]]:
         """Who calls, from where, and what to answer; OSError, where it does not know the secret."""
         kind, own, device, address, seen = message
-        if kind != "hello" or not isinstance(own, str) or not isinstance(address, str):
+        texts = isinstance(own, str) and isinstance(address, str)
+        if kind != "hello" or not texts or not isinstance(device, int | None):
             raise ValueError("no hello")
-        device = None if device is None else int(device)
         if not hmac.compare_digest(str(seen), self._sign(secret, "call", own, device, address)):
             raise OSError("a stranger")
         return device, address, ["proof", self._sign(secret, "answer", own, device, address)]

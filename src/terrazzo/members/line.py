@@ -34,6 +34,14 @@ def exactly(connection: socket.socket, count: int, *, or_say: str) -> bytes:
     return data
 
 
+def read(data: bytes) -> Any:
+    """A message; LineError where it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise LineError("a message that is no JSON") from error
+
+
 class Line:
     """One end. Neither sending nor receiving ever waits."""
 
@@ -89,10 +97,7 @@ class Line:
                 break
             data = bytes(self._come[HEAD.size : HEAD.size + length])
             del self._come[: HEAD.size + length]
-            try:
-                found.append(json.loads(data))
-            except ValueError as error:
-                raise LineError("a message that is no JSON") from error
+            found.append(read(data))
         if ended and not found:
             raise LineError(CLOSED)
         return found

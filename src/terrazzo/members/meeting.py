@@ -13,12 +13,13 @@ from typing import Any
 from terrazzo.errors import LaunchError
 from terrazzo.members.control import Control
 from terrazzo.members.hello import Challenge
-from terrazzo.members.line import CLOSED, HEAD, LONGEST_BYTES, Line, exactly
+from terrazzo.members.line import CLOSED, HEAD, LONGEST_BYTES, Line, exactly, read
+from terrazzo.members.strangers import Wrap
 from terrazzo.members.view import View
 
 Family = socket.AddressFamily
-Wrap = Callable[[socket.socket, bool], socket.socket]
-"""Makes a connection an encrypted one; True: at the end that was called."""
+CALL_S = 10.0
+"""How long one who comes later waits for a member to answer."""
 
 
 def unwrapped(connection: socket.socket, called: bool) -> socket.socket:
@@ -76,7 +77,7 @@ def heard(connection: socket.socket) -> Any:
     (length,) = HEAD.unpack(exactly(connection, HEAD.size, or_say=CLOSED))
     if length > LONGEST_BYTES:
         raise ValueError("too long")
-    return json.loads(exactly(connection, length, or_say=CLOSED))
+    return read(exactly(connection, length, or_say=CLOSED))
 
 
 def meet(
@@ -131,14 +132,21 @@ def come_later(
     me, here, own = _introduced(known, token=token, limit_s=limit_s, wrap=wrap)
     listener = listening(*own)
     address = f"{own[1]} {listener.getsockname()[1]}"
-    lines = {}
+
+    def reach(where: str) -> Line:
+        each_s = min(limit_s, CALL_S)
+        return Line(call(where, (me, address), token=token, timeout_s=each_s, wrap=wrap))
+
+    lines: dict[int, Line] = {}
     for device, where in here.items():
-        line = call(where, (me, address), token=token, timeout_s=limit_s, wrap=wrap)
-        lines[device] = Line(line)
+        # One that is lost meanwhile is no member for long; one that is there is told of again.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            lines[device] = reach(where)
     control = Control(
         me, View(-1, (), 0), lines=lines, listener=listener, token=token,
         addresses={**here, me: address}, limit_s=limit_s, wrap=wrap,
     )  # fmt: skip
+    control.reach = reach
     control.ask_in()
     return control
 

@@ -41,8 +41,12 @@ def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     program = net._lowered(exported.graph, plan, anew=True)
     relocation = weights.relocation(weights.wanted(program), optimizers)
     weights.is_moving = bool(relocation.movers)
+    if weights.spares is not None:
+        weights.spares.moving(True)
     relocation.run()
     weights.homes, weights.is_moving = relocation.homes, False
+    if weights.spares is not None:
+        weights.spares.moving(False)
     net._plans.adopt(exported.graph, plan)
     if net.links.recorder is not None:
         net.links.recorder.note("plan", call=float(net.calls))

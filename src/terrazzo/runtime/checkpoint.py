@@ -33,7 +33,7 @@ from terrazzo.runtime.parcel import pack, unpack
 
 KIND, VERSION = "checkpoint", 1
 MODEL, PARTS, STATE = "model.safetensors", "parts.safetensors", "state.json"
-PREFIX, UNFINISHED = "step-", ".unfinished-"
+PREFIX, UNFINISHED, REPLACED, ASIDE = "step-", ".unfinished-", ".replaced-", "before-"
 KEPT = 2
 """Checkpoints that stay: one may be damaged."""
 
@@ -73,7 +73,8 @@ class Shelf:
         target = self.folder / f"{PREFIX}{step:08d}"
         with self._refusing(step, sum(t.nbytes for t in (*model.values(), *tensors))):
             self._write(files, body, target)
-        for old in self.steps[: -self.kept]:
+        before = [old for old in self.steps if old <= step]
+        for old in before[: -self.kept]:
             self._remove(self.folder / f"{PREFIX}{old:08d}")
         return target
 
@@ -85,10 +86,21 @@ class Shelf:
             path.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
 
+    def put_aside(self, *, above: int) -> tuple[list[int], Path]:
+        """Moves those of later steps, of another training, to a folder beside; tells which."""
+        later = [step for step in self.steps if step > above]
+        number = 1 + len(list(self.folder.glob(f"{ASIDE}*")))
+        beside = self.folder / f"{ASIDE}{number}"
+        for step in later:
+            beside.mkdir(exist_ok=True)
+            (self.folder / f"{PREFIX}{step:08d}").rename(beside / f"{PREFIX}{step:08d}")
+        return later, beside
+
     def _write(
         self, files: Mapping[str, Mapping[str, Tensor]], body: Mapping[str, Any], target: Path
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._heal()
         for left in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
         beside = self.folder / f"{UNFINISHED}{target.name}"
@@ -100,10 +112,21 @@ class Shelf:
         text = document.dump(KIND, VERSION, {**body, "hashes": hashes})
         document.write(beside / STATE, text)
         _flush(beside)
+        replaced = self.folder / f"{REPLACED}{target.name}"
         if target.exists():  # the same steps were made again, after going back
-            self._remove(target)
+            target.rename(replaced)
         beside.rename(target)
         _flush(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _heal(self) -> None:
+        """One that was about to be replaced when the power went is still good."""
+        for left in self.folder.glob(f"{REPLACED}*"):
+            target = self.folder / left.name.removeprefix(REPLACED)
+            if target.exists():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.rename(target)
 
     @contextlib.contextmanager
     def _refusing(self, step: int, size: int) -> Iterator[None]:
@@ -120,6 +143,8 @@ class Shelf:
 
     def latest(self) -> Checkpoint | None:
         """The latest that can be read, if there is any; of those that cannot, a warning tells."""
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            self._heal()
         try:
             found = self.load() if self.steps else None
         except RunError as error:
@@ -157,6 +182,17 @@ class Shelf:
         parts = load_file(folder / PARTS)
         tensors = [parts[str(place)] for place in range(body["tensors"])]
         return load_file(folder / MODEL), unpack(body["state"], tensors)
+
+
+def latest_among(folder: Path) -> Checkpoint | None:
+    """The latest that can be read in any folder below: who wrote it may not be here any more."""
+    shelves = [Shelf(path) for path in sorted(folder.glob("*")) if path.is_dir()]
+    best: Checkpoint | None = None
+    for shelf in sorted(shelves, key=lambda one: one.steps[-1:], reverse=True):
+        if best is None or best.step < max(shelf.steps, default=0):
+            found = shelf.latest()
+            best = found if best is None or (found and found.step > best.step) else best
+    return best
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -51,6 +51,7 @@ def join_later(links: Links, host: Host) -> None:
             view, counts = control.next_view(links.epoch)
             regroup(links, control, view)
             host.net.follow([None] * links.devices)
+            recovery.agree_on_weights()
             host.take(first_old(view, counts))
             break
         except Interrupted:

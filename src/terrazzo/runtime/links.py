@@ -28,7 +28,7 @@ from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
 from terrazzo.runtime.letters import Counters, Letters
 from terrazzo.runtime.pending import Guard, Pending, Voyage
 from terrazzo.runtime.recorder import Recorder
-from terrazzo.runtime.sockets import Connection, connections, hang_up, own_address
+from terrazzo.runtime.sockets import Connection, connections, hang_up, identities, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
 from terrazzo.runtime.wire import Parcel, Wire, window_bytes
 from terrazzo.schedule.sums import SMALL_BYTES
@@ -99,8 +99,9 @@ class Links(Letters):
         self._circles = {everybody: self._bulk}
         if self.devices > 1:
             try:
+                address = own_address(connections() - before - self._lines())
                 self._wire = Wire(
-                    store, self.device, self.devices, address=own_address(connections() - before),
+                    store, self.device, self.devices, address=address,
                     timeout_s=self.timeout_s, meeting_s=meeting_s,
                 )  # fmt: skip
             except OSError as error:
@@ -258,7 +259,7 @@ class Links(Letters):
             told = f"{gist(error)}, in {self.where} on device {self.device}"
             if self.recovery.is_inside:
                 return Interrupted(told)
-            self._broken = PeerLost(f"a device was lost before the first step: {told}")
+            self._broken = PeerLost(f"a device was lost where the others cannot go on: {told}")
             return self._broken
         inquiry = Inquiry(self.store, self.device, self.devices)
         linger(self.store, self.device, inquiry.here)
@@ -306,7 +307,11 @@ class Links(Letters):
     def hang_up(self) -> None:
         """Whatever waits on a connection of this device, at either end, fails at once."""
         begun = connections() - self._baseline if self._baseline is not None else frozenset()
-        hang_up(self.sockets | begun)
+        hang_up((self.sockets | begun) - self._lines())
+
+    def _lines(self) -> frozenset[Connection]:
+        """Connections of the members' own: one may be made while links are."""
+        return frozenset() if self.control is None else identities(self.control.sockets())
 
     def close(self) -> None:
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""

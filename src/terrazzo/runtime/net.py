@@ -269,7 +269,8 @@ class Net(nn.Module):
             )
 
     def _make_ready(self, exported: Export, program: Program) -> Ready:
-        subject = fingerprint(program.plan.to_json())
+        cuts = {name: [str(box) for box in boxes] for name, boxes in program.homes.items()}
+        subject = fingerprint(program.plan.to_json(), cuts)
         note = Note(FORWARD, self.calls, subject, NOTHING)
         compare(self._links, note, explain=f"plan {subject} for graph {exported.graph.digest}")
         tree_out = pytree.treespec_loads(exported.graph.output_tree)

@@ -21,14 +21,15 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from terrazzo.errors import PeerLost, PlanError
 from terrazzo.members.control import Control, Interrupted
-from terrazzo.members.meeting import Wrap, meet, unwrapped
+from terrazzo.members.meeting import meet, unwrapped
+from terrazzo.members.strangers import Wrap
 from terrazzo.members.view import View
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
@@ -38,6 +39,8 @@ from terrazzo.runtime.sockets import own_address
 
 Result = TypeVar("Result")
 Give = Callable[[int], None]
+MOST_TRIES = 4
+"""So often the same members make an operation again: what breaks each time is no accident."""
 NEW = -1
 """How many operations somebody has finished who has only just joined."""
 
@@ -60,6 +63,26 @@ class Host(Protocol):
 
     def save_last(self) -> str:
         """There is no going on; gives what was saved and where, in words."""
+
+
+class Tries:
+    """How often an operation was begun again among the same members."""
+
+    def __init__(self) -> None:
+        self.same = 0
+        self._members: tuple[int, ...] = ()
+
+    def again(self, after: tuple[int, ...], error: Interrupted) -> int:
+        """Gives how often that did not help; refused where it never will."""
+        self.same = self.same + 1 if self._members == after else 1
+        self._members = after
+        if self.same > MOST_TRIES:
+            raise PeerLost(
+                f"{len(after)} devices have connected anew {MOST_TRIES} times in one operation and "
+                f"it broke again, though none of them was lost ({error}): look at the network "
+                "between them and at the memory of each, and start again from the last checkpoint"
+            )
+        return self.same - 1
 
 
 class Recovery:
@@ -92,7 +115,7 @@ class Recovery:
         number = control.done + 1
         control.entered = number
         self.is_inside = True
-        is_anew = False
+        is_anew, gives_up, tries = False, False, Tries()
         try:
             act: Callable[[], Result] = attempt
             while True:
@@ -102,13 +125,13 @@ class Recovery:
                     control.finish(number, links.epoch)
                     break
                 except Interrupted as error:
-                    source = self._regroup(number, error)
+                    source = self._regroup(number, error, tries)
                     act = attempt if source is None else _taking(take, source)
-                    is_anew = True
+                    is_anew, gives_up = True, False
                 except PlanError as error:
-                    if is_anew:
-                        raise self._too_few(error) from error
-                    raise
+                    if gives_up or not is_anew:
+                        raise
+                    gives_up, act = True, self._giving_up(error)  # one may be lost in that, too
         except PeerLost as error:
             links.fail(error)
             raise
@@ -117,13 +140,18 @@ class Recovery:
         self._give = give(result)
         return result
 
-    def _too_few(self, error: PlanError) -> PeerLost:
+    def _giving_up(self, error: PlanError) -> Callable[[], NoReturn]:
         """Those who are left have no plan; what they have is saved."""
-        told = "Nothing was saved" if self.host is None else self.host.save_last()
-        count = "1 device is" if self.links.devices == 1 else f"{self.links.devices} devices are"
-        return PeerLost(f"{count} left, too few: {error} {told}.")
 
-    def _regroup(self, number: int, error: Interrupted) -> int | None:
+        def give_up() -> NoReturn:
+            told = "Nothing was saved" if self.host is None else self.host.save_last()
+            count = f"{self.links.devices} devices are"
+            count = "1 device is" if self.links.devices == 1 else count
+            raise PeerLost(f"{count} left, too few: {error} {told}.") from error
+
+        return give_up
+
+    def _regroup(self, number: int, error: Interrupted, tries: Tries) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
         begin = time.monotonic()
         before = self.links.members
@@ -131,18 +159,28 @@ class Recovery:
         while True:
             try:
                 view, counts = self.control.next_view(self.links.epoch)
-                regroup(self.links, self.control, view)
+                tried = tries.again(view.members, error)
+                regroup(self.links, self.control, view, tried=tried)
                 self.took_s = time.monotonic() - begin
                 self._tell(before, view)
                 kept = [before.index(d) if d in before else None for d in view.members]
                 for follower in list(self.followers):
                     follower.follow(kept)
                 before = view.members
+                self.agree_on_weights()
                 found = self._settle(number, view, counts)
                 self._welcome(view, counts)
                 return found
-            except Interrupted:
-                continue
+            except Interrupted as again:
+                error = again
+
+    def agree_on_weights(self) -> None:
+        """Where one device is in the middle of moving weights, nobody has moved any."""
+        weights = [follower._weights for follower in self.followers]
+        out = any(one.is_out_of_place for one in weights)
+        if self.links.gather(torch.tensor([float(out)]), counted=False).any():
+            for one in weights:
+                one.lose()
 
     def _settle(self, number: int, view: View, counts: dict[int, int]) -> int | None:
         """Those who are ahead give to those who are behind; newcomers only listen."""
@@ -283,7 +321,7 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
     if links.device == 0:
         print(
             f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
-            f"with device {tie}, which reads the data",
+            f"with device {tie}",
             file=sys.stderr,
             flush=True,
         )

@@ -18,8 +18,12 @@ MEETING_S = 10.0
 """How long connecting may take: all members are known to be ready for it."""
 
 
-def regroup(links: Links, control: Control, view: View) -> None:
-    """Makes the links anew; raises Interrupted where somebody is lost meanwhile."""
+def regroup(links: Links, control: Control, view: View, *, tried: int = 0) -> None:
+    """Makes the links anew; raises Interrupted where somebody is lost meanwhile.
+
+    ``tried``: so often it did not help; devices that are slow are given longer every time.
+    """
+    meeting_s = MEETING_S * 2**tried
     links.hang_up()
     links.drop()
     with contextlib.suppress(Exception):
@@ -29,7 +33,7 @@ def regroup(links: Links, control: Control, view: View) -> None:
     links.device, links.devices = view.members.index(control.me), len(view.members)
     try:
         if links.devices > 1:
-            _connect(links, Board(control, view.epoch, MEETING_S))
+            _connect(links, Board(control, view.epoch, meeting_s), meeting_s)
     except Exception as error:
         links.hang_up()
         control.alarm()
@@ -37,7 +41,7 @@ def regroup(links: Links, control: Control, view: View) -> None:
     adopt(links)
 
 
-def _connect(links: Links, board: Board) -> None:
+def _connect(links: Links, board: Board, meeting_s: float) -> None:
     links.board = board  # torch keeps the half of it that is not Python's
     baseline = connections()
     links.begin(baseline)
@@ -46,9 +50,9 @@ def _connect(links: Links, board: Board) -> None:
         store=PrefixStore("terrazzo", board),
         rank=links.device,
         world_size=links.devices,
-        timeout=timedelta(seconds=MEETING_S),
+        timeout=timedelta(seconds=meeting_s),
     )
-    links.connect(PrefixStore("links", board), meeting_s=MEETING_S)
+    links.connect(PrefixStore("links", board), meeting_s=meeting_s)
     limit = timedelta(seconds=links.timeout_s)
     with contextlib.suppress(Exception):  # for a script that uses torch.distributed by itself
         dist.distributed_c10d._set_pg_timeout(limit)

@@ -35,6 +35,15 @@ def connections() -> frozenset[Connection]:
     return frozenset(found)
 
 
+def identities(numbers: Iterable[int]) -> frozenset[Connection]:
+    """Sockets by the numbers of their files, as far as these are open."""
+    found = set()
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            found.add(Connection(number, os.fstat(number).st_ino))
+    return frozenset(found)
+
+
 def own_address(known: Iterable[Connection]) -> tuple[socket.AddressFamily, str]:
     """This end of a connection: its kind of address, and the address."""
     for connection in known:

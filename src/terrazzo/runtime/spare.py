@@ -110,6 +110,21 @@ def named(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Par
     return found
 
 
+def beside(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, nn.Parameter]:
+    """Those that only optimisers have."""
+    own = dict(model.named_parameters())
+    return {name: p for name, p in named(model, optimizers).items() if name not in own}
+
+
+def gradients(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Those that there are: a script may clear them only after the next batch has come."""
+    return {
+        name: plain(parameter.grad)
+        for name, parameter in named(model, optimizers).items()
+        if parameter.grad is not None
+    }
+
+
 def tensors_of(
     name: str, parameter: nn.Parameter, table: Mapping[str, Entry], optimizers: Sequence[Optimizer]
 ) -> dict[tuple[str, str], Tensor]:
@@ -130,6 +145,12 @@ def versions(parameters: Mapping[str, nn.Parameter], cut: Mapping[str, Any]) -> 
             grad = parameter.grad
             found.append((parameter._version, None if grad is None else (id(grad), grad._version)))
     return tuple(found)
+
+
+def marks(parameters: Mapping[str, nn.Parameter]) -> tuple[Any, ...]:
+    """The same for all weights; also others where one was given other memory."""
+    where = tuple(plain(parameter).data_ptr() for parameter in parameters.values())
+    return where, versions(parameters, parameters)
 
 
 def put_aside(parameter: nn.Parameter, optimizers: Sequence[Optimizer]) -> list[Any]:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from terrazzo.errors import PeerLost, UsageError
 from terrazzo.geometry import Box
 from terrazzo.geometry.box import hull
+from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import NOTHING, SPARE, Note, compare
 from terrazzo.runtime.belongings import PART, Table, entries, hand_over
 from terrazzo.runtime.cut import Home
@@ -27,6 +28,7 @@ from terrazzo.runtime.spare import (
     Bundle,
     Key,
     Spare,
+    marks,
     named,
     put_aside,
     put_back,
@@ -62,6 +64,9 @@ class Spares:
         self.made = 0
         self.took_s = 0.0
         """How long the last one took."""
+        self.is_restoring = False
+        self._marks: tuple[Any, ...] | None = None
+        """Of all weights when the last spare was made; None while they are moved."""
         self._homes: Mapping[str, Home] | None = None
         self._is_stale = True
         self._made_s = time.perf_counter()
@@ -86,7 +91,7 @@ class Spares:
         last = None if self._is_stale or self._homes is not homes else self.kept
         same = last is not None and (last.commits, last.versions) == (net.commits, seen)
         links.where = "keeping a copy of cut weights"
-        note = Note(SPARE, key[1], "", NOTHING, flag=float(same))
+        note = Note(SPARE, key[1], fingerprint(key), NOTHING, flag=float(same))
         flags = compare(links, note, explain=f"keeping a copy after step {key[1]}")
         if last is not None and all(flags):
             tables, bundles = last.tables, last.bundles
@@ -117,6 +122,7 @@ class Spares:
             self.interval = min(max(1, math.ceil(max(flags) / COST)), MOST)
         self.kept, self._staged, self._homes = staged, None, homes
         self._is_stale = self.is_touched = False
+        self._mark()
         self.made += 1
         self._made_s = time.perf_counter()
 
@@ -164,10 +170,29 @@ class Spares:
             raise PeerLost("no copy of it was made yet")
         if spare.commits != self.net.commits and not self.is_touched and not self.is_astray:
             raise PeerLost("steps were made outside of run.feed(), of which there is no copy")
+        if not self.is_touched and self._marks not in (None, self._seen()):
+            raise PeerLost(
+                "weights or gradients were changed after the last batch of run.feed(), of which "
+                "there is no copy: make left-over steps of the optimiser inside the loop"
+            )
         self.is_astray = True
+
+    def _seen(self) -> tuple[Any, ...]:
+        return marks(named(self.net._model, self.optimizers))
+
+    def _mark(self) -> None:
+        self._marks = self._seen()
+
+    def moving(self, begins: bool) -> None:
+        """Terrazzo itself moves weights now, or has done so."""
+        if begins and self._marks == self._seen():
+            self._marks = None
+        elif not begins and self._marks is None:
+            self._mark()
 
     def restore(self, wanted: Mapping[str, Boxes]) -> dict[str, Home]:
         """All weights as they were, cut as wanted; gives the homes of those that are cut."""
+        self.is_restoring, self._marks = True, None
         spare, holders = self._chosen()
         links, model = self.net.links, self.net._model
         parameters = named(model, self.optimizers)
@@ -197,6 +222,8 @@ class Spares:
             model, links, homes=homes, wanted=wanted, optimizers=self.optimizers
         )  # fmt: skip
         rest.run()
+        self._mark()
+        self.is_restoring = False
         return rest.homes
 
     def mend(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from terrazzo.errors import PeerLost
 from terrazzo.records import Ref
 from terrazzo.runtime.call import Call, Ready
 from terrazzo.runtime.part import Part
@@ -15,6 +16,8 @@ from terrazzo.runtime.recovery import Give, give_tensors, perform, take_tensors
 
 if TYPE_CHECKING:
     from terrazzo.runtime.net import Net
+
+SMALL_BYTES = 1 << 16
 
 
 class Made(NamedTuple):
@@ -60,14 +63,20 @@ class Turn:
     def _give(self, made: Made) -> Give:
         """Outputs, and the buffers as they are after the call, for those who missed its end."""
         outputs = [
-            output.detach()
+            _kept(output.detach())
             for output, argument in zip(made.outputs, made.call.ready.graph.outputs, strict=True)
             if isinstance(argument, Ref)
         ]
-        changing = made.call.ready.changing
+        changing, versions = made.call.ready.changing, [output._version for output in outputs]
 
         def give(source: int) -> None:
             self._ready()
+            if versions != [output._version for output in outputs]:
+                raise PeerLost(
+                    f"the output of call {made.call.number} was changed in place, and a device was "
+                    "lost before all others had it: they would get the changed one. Make a new "
+                    "tensor, out = out.clamp(min=0), instead of out.clamp_(min=0)"
+                )
             give_tensors(self.net.links, [*outputs, *(get() for get in changing.values())], source)
 
         return give
@@ -83,6 +92,11 @@ class Turn:
             for get, tensor in zip(ready.changing.values(), tensors[count:], strict=True):
                 get().copy_(tensor)
         return Made(call, outputs)
+
+
+def _kept(output: torch.Tensor) -> torch.Tensor:
+    """Small outputs are copied: a script may change its own in place."""
+    return output.clone() if output.nbytes <= SMALL_BYTES else output
 
 
 def relaid(net: Net, ready: Ready, leaves: Sequence[Any]) -> list[Any]:

@@ -83,6 +83,20 @@ class Weights:
             return
         if not self.is_moving and not homes:
             return
+        self._lose(homes)
+
+    @property
+    def is_out_of_place(self) -> bool:
+        """Whether this device is in the middle of moving weights, or of bringing them back."""
+        lost = self.homes is None and self.is_astray
+        return self.is_moving or lost or (self.spares is not None and self.spares.is_restoring)
+
+    def lose(self) -> None:
+        """Some device is in the middle of it: nobody has moved anything, then."""
+        if self.spares is not None and not (self.homes is None and self.is_astray):
+            self._lose(self.homes or {})
+
+    def _lose(self, homes: dict[str, Home]) -> None:
         name = next(iter(homes), "that was about to be cut")
         try:
             if self.spares is None:
