@@ -242,16 +242,36 @@ def test_a_batch_that_cannot_travel_is_refused() -> None:
         assert "collate" in message
 
 
-def other_options() -> str:
+def with_nothing() -> list[Any]:
+    """A collate function that finds nothing worth a batch may say so by None."""
     net = tz.parallelize(cnn(), (X,))
-    data = loader()
-    list(tz.feed(data, net, workers=0))
-    return refusal(UsageError, lambda: next(iter(tz.feed(data, net, workers=1))))
+    batches = [(X, Y), None, (X, Y)] if net.links.device == 0 else None
+    return [None if batch is None else tuple(batch[1].shape) for batch in tz.feed(batches, net)]
 
 
-def test_other_options_for_the_same_loader_are_refused() -> None:
-    (message,) = run_on(1, other_options)
-    assert "same ones in every epoch" in message
+def test_a_batch_of_nothing_does_not_end_an_epoch() -> None:
+    found = run_on(2, with_nothing)
+    assert found == [[tuple(Y.shape), None, tuple(Y.shape)]] * 2
+
+
+def other_options() -> tuple[list[list[int]], str]:
+    net = tz.parallelize(cnn(), (X,))
+    data = pictures()
+    sizes = []
+    for options in ({"batch_size": 4}, {"batch_size": 11, "shuffle": False}, {"batch_size": 4}):
+        sizes.append([len(y) for _, y in tz.feed(data, net, **options)])
+    whole = tz.feed(data, net, batch_size=11, shuffle=False)
+    assert torch.equal(next(iter(whole))[1], data.tensors[1])
+    sampler = [list(range(5)) for _ in range(2)]
+    list(tz.feed(data, net, batch_size=2, sampler=sampler[0]))
+    again = tz.feed(data, net, batch_size=2, sampler=sampler[1])
+    return sizes, refusal(UsageError, lambda: next(iter(again)))
+
+
+def test_of_one_data_set_there_may_be_several_feeds() -> None:
+    ((sizes, message),) = run_on(1, other_options)
+    assert sizes == [[4, 4, 3], [11], [4, 4, 3]]
+    assert "another sampler" in message
 
 
 def sharded_loader() -> str:

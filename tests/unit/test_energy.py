@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.boards.sensors import HWMON
 from terrazzo.errors import UsageError
+from terrazzo.lab.hosts import LabHosts
+from terrazzo.lab.preset import load_presets
+from terrazzo.lab.running import RunningLab
+from terrazzo.lab.topology import Topology
 from terrazzo.meters.estimator import Calibration
 from terrazzo.meters.probe import find
 from terrazzo.meters.sampler import Sampler
@@ -156,12 +162,52 @@ def test_energy_can_be_switched_off_and_emulated_boards_have_their_presets_watts
     assert emulated(emulation(2.5, 20.0)) == (2.5, 20.0)
 
 
+def test_a_board_of_the_lab_is_estimated_and_never_counts_this_machine(tmp_path):
+    topology = Topology.parse("2xpi3", load_presets())
+    lab = RunningLab("test", topology=topology, network=None, groups=None)
+    hosts = LabHosts(lab, folder=tmp_path)
+    found = hosts.environment(1, port=1, base={})
+    log = open_log(found, 1)
+    log.sampler.stop()
+    assert not log.sampler.is_measured
+    assert "emulated" in "".join(log.head())
+    assert open_log(hosts.environment(1, port=1, base={"TERRAZZO_POWER": "off"}), 1) is None
+
+
 def test_processes_of_one_machine_share_its_meter(tmp_path):
     rig = Rig(load_board("orin-like"), tmp_path, workload=WORK)
     meters = find(tmp_path, calibration=Calibration(1, 1, 0.5, ""), clock=rig.clock).used
     alone, shared = Sampler(meters, clock=rig.clock), Sampler(meters, clock=rig.clock, sharing=4)
     rig.pause(1.0)
     assert shared.sample().joules == pytest.approx(alone.sample().joules / 4)
+
+
+def test_hours_without_a_sensor_are_told_as_hours_and_are_not_measured(tmp_path):
+    rig = Rig(load_board("orin-like"), tmp_path / "board", workload=WORK)
+    meters = find(rig.root, calibration=Calibration(1, 1, 0.5, ""), clock=rig.clock).used
+    sampler = Sampler(meters, clock=rig.clock)
+    log, begun_s = EnergyLog(sampler, 0), rig.time_s
+    lines = log.head()
+    for turn in range(20):
+        rig.time_s += 5
+        if turn == 1:
+            shutil.rmtree(rig.root / HWMON)
+        sampler.sample()
+        lines += log.lines(turn)
+    lines += log.last(20)
+    events = [Event.from_line(line) for line in lines]
+    told = [event.name for event in events if event.name.startswith("doubt")]
+    assert 2 <= len(told) <= 7
+    assert "no reading for 95 s" in told[-1]
+    spans = [
+        Event(0, call, phase, "compute", "conv", begun_s + call * 20, begun_s + call * 20 + 19)
+        for call in range(1, 5)
+        for phase in ("forward", "backward")
+    ]
+    found = energy_of(events + spans, steps_of(spans, 1), devices=1, samples=0)
+    assert not found.is_measured
+    (doubt,) = found.devices[0].doubts
+    assert "95 s" in doubt
 
 
 def test_a_broken_calibration_is_told_and_replaced_by_a_guess(tmp_path, monkeypatch, capsys):

@@ -14,15 +14,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from terrazzo.errors import DataError
+from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stays import copies_reason, stays_reason
+from terrazzo.feed.tuner import Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import SIZE, Numbers, flat
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 RNG = np.random.default_rng(0)
-EPOCHS = 3
+EPOCHS = 2
 
 
 def two_ways(make: Callable[[], DataLoader[Any]]) -> Source:
@@ -43,9 +46,8 @@ class Shifted(DataLoader[Any]):
             yield x + 1000, label
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_with_its_own_way_is_used_as_it_is(workers: int) -> None:
-    two_ways(lambda: Shifted(Numbers(), 4, shuffle=True, num_workers=workers))
+def test_a_loader_with_its_own_way_is_used_as_it_is() -> None:
+    two_ways(lambda: Shifted(Numbers(), 4, shuffle=True))
 
 
 def test_workers_that_stay_keep_their_draws() -> None:
@@ -132,3 +134,35 @@ def test_what_is_open_and_what_is_not(tmp_path: Path) -> None:
 def test_workers_that_a_script_wants_get_its_files(tmp_path: Path) -> None:
     data = Opened(tmp_path / "a", late=False)
     assert stays_reason(DataLoader(data, 4, num_workers=1)) == ""
+
+
+class Locked(Numbers):
+    """Its batches cannot be handed over from one process to another."""
+
+    def __getitem__(self, index: int) -> Any:
+        return threading.Lock(), index
+
+
+def test_nothing_fails_because_of_workers_nobody_asked_for() -> None:
+    loader = DataLoader(Locked(), 4, collate_fn=list)
+    source = Source(loader, Options())
+    source.tuner.settings = Settings(workers=1, ahead=2)
+    assert [[label for _, label in batch] for batch in source] == [
+        [label for _, label in batch] for batch in loader
+    ]
+    assert "could not be handed over" in source.reason
+    with pytest.raises(DataError, match="could not be handed over"):
+        next(iter(Source(loader, Options(workers=1))))
+
+
+@pytest.mark.parametrize("sampler", [np.arange(5)[::-1], list("abc"), []], ids=str)
+def test_samples_are_named_by_whatever_the_sampler_gives(sampler: Any) -> None:
+    class Named(Numbers):
+        def __getitem__(self, index: Any) -> Any:
+            return float(torch.rand(1)), str(index)
+
+    loader = seeded_loader(
+        Named(), seed=1, batch_size=2, shuffle=True, sampler=sampler, collate=list, drop_last=False
+    )
+    batches = list(Source(loader, Options(workers=0, seed=1)))
+    assert [name for batch in batches for _, name in batch] == [str(one) for one in sampler]

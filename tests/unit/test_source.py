@@ -220,6 +220,22 @@ def test_leaving_early_leaves_generators_where_the_loader_would() -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.parametrize("leaves_after", [7, 8, 9, 10])
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_the_end_is_asked_for_when_the_loader_would(loader_workers: int, leaves_after: int) -> None:
+    """Where a script has the generator of the sampler, it may draw from it, and leave early."""
+    ends = []
+    for wrap in (lambda loader: loader, lambda loader: Source(loader, Options(workers=1, ahead=3))):
+        own = torch.Generator().manual_seed(3)
+        batches, found = wrap(loaded(generator=own, num_workers=loader_workers)), []
+        for number, batch in enumerate(batches):
+            found += [flat([batch]), torch.rand(1, generator=own).item()]
+            if number + 1 == leaves_after:
+                break
+        ends.append((found, flat(batches), own.get_state().tolist()))
+    assert ends[0] == ends[1]
+
+
 # ---- a data set that a script changes -------------------------------------------------------
 
 
@@ -263,6 +279,24 @@ def test_samples_with_their_own_seeds_are_the_same_for_any_number_of_workers() -
     assert found[0][0] != found[0][1], "another epoch is another order, and other draws"
     assert flat(seeded(Numbers(draws=True), 0, seed=6)) != found[0][0]
     assert torch.equal(torch.get_rng_state(), before), "the script's generator is left alone"
+
+
+def test_going_back_throws_away_what_was_made_for_the_next_epoch() -> None:
+    """In the order of the set all epochs begin with the same indices, but draw other numbers."""
+
+    def ordered() -> Source:
+        data = Numbers(draws=True)
+        loader = seeded_loader(
+            data, seed=5, batch_size=4, shuffle=False, sampler=None, collate=None, drop_last=False
+        )
+        return Source(loader, Options(workers=1, seed=5))
+
+    source = ordered()
+    told = source.chance()
+    first = flat(source)
+    assert source._foreseen
+    source.draw_as(told)
+    assert flat(source) == first
 
 
 class Watched(Numbers):

@@ -82,6 +82,35 @@ class TestAttribution:
         assert (found.copy_s, found.deliver_s) == pytest.approx((2 * MS, 7 * MS))
         assert found.compute_s == pytest.approx(31 * MS)
 
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_epochs_of_one_number_are_told_apart_by_time(self, workers: int) -> None:
+        """As of a script that makes a loader for each epoch."""
+        world = replace(self.BASE, workers=workers, fetch_s=100 * MS)
+        once = run(world, 8)
+        after_s = max(event.end_s for event in once) + 10 * MS
+        again = [
+            replace(event, begin_s=event.begin_s + after_s, end_s=event.end_s + after_s)
+            for event in once
+        ]
+        steps = fed_steps(once + again)
+        assert len(steps) == 2 * len(fed_steps(once))
+        found, alone = stalls_of(steps, skip=0), stalls_of(fed_steps(once), skip=0)
+        assert found is not None
+        assert alone is not None
+        assert dict(found.parts) == pytest.approx(dict(alone.parts))
+
+    def test_sending_counts_in_its_own_step_whatever_its_epoch(self) -> None:
+        events = [
+            replace(event, values=tuple({**dict(event.values), "epoch": 3.0}.items()))
+            for event in run(self.BASE, 4)
+        ]
+        at = next(e for e in events if e.name == "wait" and dict(e.values)["batch"] == 1).end_s
+        told = (("epoch", 0.0), ("batch", 1.0))
+        events.append(Event(0, 1, PHASE, IN_LOOP, DELIVER, at, at + 7 * MS, 10, told))
+        found = stalls_of(fed_steps(events)[1:2], skip=0)
+        assert found is not None
+        assert found.deliver_s == pytest.approx(7 * MS)
+
     def test_nothing_recorded_is_nothing_known(self) -> None:
         assert stalls_of(fed_steps([])) is None
 
@@ -284,7 +313,7 @@ class TestDiagnosis:
         found.save(tmp_path / "stalls.json")
 
     def test_a_script_without_a_feed_is_told(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"was not fed by tz.feed, or ended too early"):
+        with pytest.raises(RunError, match=r"was not fed by tz.feed, or by less than two"):
             Seen.read(tmp_path)
 
     def test_a_trial_in_the_environment(self) -> None:

@@ -10,7 +10,7 @@ from terrazzo.feed.stalls import Stalls
 from terrazzo.records.storage import Storage
 from terrazzo.records.units import bytes_text, count_text
 
-NONE, MEMORY, LINK = "nothing", "memory", "link"
+NONE, MEMORY, LINK, DATASET = "nothing", "memory", "link", "data set"
 WORTH = 0.05
 """A change that saves less of a step is not recommended."""
 MOST_WORKERS = 8
@@ -83,7 +83,7 @@ class Gain:
 @dataclass(frozen=True, slots=True)
 class Advice:
     limit: str
-    """One of nothing, storage, CPU, memory, link."""
+    """One of nothing, storage, CPU, memory, link, data set."""
     why: str
     gains: tuple[Gain, ...]
     media: tuple[tuple[str, int, float], ...]
@@ -94,14 +94,20 @@ class Advice:
 def advise(now: Pipeline, seen: Stalls, facts: Facts, *, storage: Storage | None = None) -> Advice:
     """``now`` is the pipeline as it was set up, ``seen`` what its steps were spent on."""
     limit, why = _limit(now, seen)
+    if limit == STORAGE and not facts.stored_bytes:
+        limit = DATASET
+        why = (
+            "samples wait in the data set, and nothing was seen to be read from files: for a "
+            "sleep, a lock, another computer, or a file that is mapped into memory"
+        )
     if limit == STORAGE and facts.free_bytes and facts.free_bytes / 2 < facts.set_bytes:
         room, whole = bytes_text(facts.free_bytes / 2), bytes_text(facts.set_bytes)
         why += f"; memory has room for {room} of the {whole} of data"
     gains = (
         *_workers(now, facts),
         *_caches(now, facts),
-        *_faster(now),
-        *_smaller(now),
+        *(_faster(now) if facts.stored_bytes else ()),
+        *(_smaller(now) if facts.stored_bytes else ()),
         *_packed(now, storage),
     )
     return Advice(limit, why, gains, tuple(_media(now, facts)), _settings(now, facts, storage))

@@ -1,11 +1,12 @@
 """Arena: memory that all workers of a device share, filled once and given back from its end.
 
 What is held is never replaced, so room is handed out in one direction. Giving back lowers a limit
-that all processes see, and then tells the system that the pages beyond it are not needed. Who was
-just reading there looks at the limit after it has copied, and takes what it copied for lost.
+that all processes see, and then tells the system that the pages beyond it are not needed. What was
+given back may be used again later, so every sample ends with a stamp that no other one has, and its
+place says which: who finds another stamp there after it has copied takes what it copied for lost.
 
-    | length | sample | sample |   ...   | sample |      free      |  given back  |
-                                                  used             limit           room
+    | head | sample, stamp | sample, stamp |   ...   |      free      |  given back  |
+                                                     used             limit           room
 """
 
 from __future__ import annotations
@@ -13,13 +14,29 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import secrets
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-HEAD = struct.Struct("<QQ")
-"""The limit and what is used of it, at the beginning."""
+from terrazzo.feed.draws import mix
+
+HEAD = struct.Struct("<QQQ")
+STAMP = struct.Struct("<Q")
 ALIGN_BYTES = 64
+OFFSET_BITS = 44
+"""Of a place these say where it lies; the bits above are its number."""
+
+
+class Head(NamedTuple):
+    """What stands at the beginning."""
+
+    limit: int
+    used: int
+    puts: int
+    """How many samples were ever put here."""
 
 
 class Arena:
@@ -32,71 +49,78 @@ class Arena:
         self._file = os.memfd_create("terrazzo-held")
         os.ftruncate(self._file, self.room_bytes)
         self._memory = mmap.mmap(self._file, self.room_bytes)
-        self._write(self.room_bytes, page)
+        self._salt = secrets.randbits(62)
+        self._threads = threading.Lock()  # for the lock of a file is one of processes
+        self._write(Head(self.room_bytes, page, 0))
 
-    def _write(self, limit: int, used: int) -> None:
-        HEAD.pack_into(self._memory, 0, limit, used)
+    def _write(self, head: Head) -> None:
+        HEAD.pack_into(self._memory, 0, *head)
 
     @contextmanager
-    def _locked(self) -> Iterator[tuple[int, int]]:
+    def _locked(self) -> Iterator[Head]:
         """A lock that the system takes from a process that dies."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            yield self._head
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        with self._threads:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                yield self._head
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     @property
-    def _head(self) -> tuple[int, int]:
-        limit, used = HEAD.unpack_from(self._memory, 0)
-        return limit, used
+    def _head(self) -> Head:
+        return Head(*HEAD.unpack_from(self._memory, 0))
 
     @property
     def limit_bytes(self) -> int:
-        return self._head[0] - mmap.PAGESIZE
-
-    @property
-    def limit_end(self) -> int:
-        """What lies beyond this place is lost."""
-        return self._head[0]
+        return self._head.limit - mmap.PAGESIZE
 
     @property
     def used_bytes(self) -> int:
-        return self._head[1] - mmap.PAGESIZE
+        return self._head.used - mmap.PAGESIZE
 
     def put(self, data: bytes | memoryview) -> int | None:
         """Keeps it and gives its place, or None: there is no room, also for one too large."""
-        with self._locked() as (limit, used):
-            if used + len(data) > limit:
+        size = len(data) + STAMP.size
+        with self._locked() as head:
+            at = head.used
+            if at + size > head.limit:
                 return None
-            self._write(limit, used + -(-len(data) // ALIGN_BYTES) * ALIGN_BYTES)
-        try:
-            self._memory[used : used + len(data)] = data
-        except ValueError:
-            return None
-        return used
+            puts = head.puts + 1
+            self._write(Head(head.limit, at + -(-size // ALIGN_BYTES) * ALIGN_BYTES, puts))
+            self._memory[at : at + len(data)] = data  # locked, or it might be given back meanwhile
+            STAMP.pack_into(self._memory, at + len(data), mix(self._salt, puts))
+        return puts << OFFSET_BITS | at
 
     def get(self, place: int, size: int) -> bytes | None:
         """None: it was given back."""
-        if place + size > self._head[0]:
+        if not self.has(place, size):
             return None
-        found = self._memory[place : place + size]
-        return found if place + size <= self._head[0] else None
+        at = place & ((1 << OFFSET_BITS) - 1)
+        found = self._memory[at : at + size]
+        return found if self.has(place, size) else None
 
-    def give_back(self, keep_bytes: int) -> int:
-        """Keeps only so much; gives the place from which on all is lost. Memory is free at once."""
+    def has(self, place: int, size: int) -> bool:
+        """Whether that is still there; its end is given back first."""
+        puts, at = place >> OFFSET_BITS, place & ((1 << OFFSET_BITS) - 1)
+        if at + size + STAMP.size > self._head.limit:
+            return False
+        stamp: int = STAMP.unpack_from(self._memory, at + size)[0]
+        return stamp == mix(self._salt, puts)
+
+    def give_back(self, keep_bytes: int) -> None:
+        """Keeps only so much. Memory is free at once."""
         page = mmap.PAGESIZE
-        with self._locked() as (limit, used):
-            new = min(max(page + keep_bytes // page * page, page), limit)
-            self._write(new, min(used, new))
-        if new < self.room_bytes:  # also what a slow writer put beyond an older limit
-            self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
-        return new
+        with self._locked() as head:
+            new = min(max(page + keep_bytes // page * page, page), head.limit)
+            self._write(Head(new, min(head.used, new), head.puts))
+            if new < self.room_bytes:
+                self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
 
     def allow(self, limit_bytes: int) -> None:
         """Lets it grow again, up to what it was made for."""
-        with self._locked() as (_, used):
-            self._write(max(min(mmap.PAGESIZE + limit_bytes, self.room_bytes), used), used)
+        with self._locked() as head:
+            limit = max(min(mmap.PAGESIZE + limit_bytes, self.room_bytes), head.used)
+            self._write(head._replace(limit=limit))
 
     def close(self) -> None:
         self._memory.close()

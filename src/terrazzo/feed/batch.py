@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from terrazzo.feed.feed import Feed
 
 
+END = object()
+"""Comes after the last batch of a loader, whose batches may be anything, None among them."""
+
+
 class Batch:
     """One batch; the tensors that go into net are real on the device that reads."""
 
@@ -67,7 +71,7 @@ def scatter(
 
 def describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
     """What the others must know of a batch before it comes, and its tensors."""
-    if batch is None:
+    if batch is END:
         return {"end": True}, []
     leaves, tree = pytree.tree_flatten(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -22,6 +22,7 @@ from terrazzo.records.storage import Storage
 from terrazzo.records.trial import COLD, FILE, SYNTHETIC, USUAL, WARM, TrialFacts
 
 KIND, VERSION = "stalls", 1
+LEAST_STEPS = 3
 UNDISTURBED = 0.5
 """Of the steps whose batches are made in the loop, the part that costs are taken from."""
 
@@ -42,8 +43,13 @@ class Seen:
         path = folder / FILE
         if found is None or not path.exists():
             raise RunError(
-                f"the trial in {folder} was not fed by tz.feed, or ended too early: write `for x, "
-                "y in tz.feed(loader, net)` in the training loop, with enough batches for --steps"
+                f"the trial in {folder} was not fed by tz.feed, or by less than two batches: write "
+                "`for x, y in tz.feed(loader, net)` in the training loop"
+            )
+        if len(steps) < LEAST_STEPS:
+            raise RunError(
+                f"the trial in {folder} ended after {len(steps)} steps, and {LEAST_STEPS} are "
+                "needed: let the script train for more batches, or in smaller ones"
             )
         facts = TrialFacts.from_json(path.read_text(encoding="utf-8"))
         if facts.mode == USUAL:  # workers are being started in the first half

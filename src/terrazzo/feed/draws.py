@@ -57,9 +57,14 @@ def begin(stream: Stream) -> None:
     np.random.seed(_generate_state(stream.base, stream.number))  # type: ignore[no-untyped-call]
 
 
-def seed_sample(seed: int, epoch: int, index: int) -> None:
+def word_of(index: Any) -> int:
+    """A number for whatever names a sample: samplers may give numbers of NumPy, or text."""
+    return index.__index__() if hasattr(index, "__index__") else mix(*str(index).encode())
+
+
+def seed_sample(seed: int, epoch: int, index: Any) -> None:
     """The same draws for a sample of an epoch, whoever makes it."""
-    mixed = mix(seed, epoch, index)
+    mixed = mix(seed, epoch, word_of(index))
     random.seed(mixed)
     torch.default_generator.manual_seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)

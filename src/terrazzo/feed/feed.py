@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
-from terrazzo.feed.batch import Batch, Slice, describe, outlines, rebuild, scatter
+from terrazzo.feed.batch import END, Batch, Slice, describe, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as, draw_but, drawn_from, moved
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
@@ -205,7 +205,7 @@ class Feed:
         self._batches, self._read = self.source.begin(first), None
         self._repeats.lose()
         for number in range(first, self.position):
-            batch = next(self._batches, None)
+            batch = next(self._batches, END)
             used = self._live.get(number)
             if used is not None:
                 used.tensors = describe(batch)[1][: self.inputs]
@@ -237,9 +237,9 @@ class Feed:
 
     def _from(self, batches: Iterator[Any]) -> tuple[dict[str, Any], list[Tensor], Any]:
         """One more of the source, as it is told; at the end also what comes after."""
-        batch = next(batches, None)
+        batch = next(batches, END)
         found = (*describe(batch), batch)
-        if batch is None and self.links.recovery is not None and self.source is not None:
+        if batch is END and self.links.recovery is not None and self.source is not None:
             found[0]["after"] = self.source.chance()
         return found
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.draws import mix
+from terrazzo.feed.draws import mix, word_of
 from terrazzo.feed.form import DECODED, ENCODED
 from terrazzo.feed.maker import Made, Place
 from terrazzo.feed.pantry import Address
@@ -27,8 +27,7 @@ SPAN = float(1 << 63)
 
 def chance_of(seed: int, index: Any) -> float:
     """The number of a sample, between 0 and 1."""
-    word = index if isinstance(index, int) else mix(*str(index).encode())
-    return mix(seed, word) / SPAN
+    return mix(seed, word_of(index)) / SPAN
 
 
 def choose_form(
@@ -125,7 +124,7 @@ class Held:
     def note(self, made: Made) -> None:
         """What was learnt from a batch."""
         for index, place in made.kept.items():
-            if place.form == self.form and place.place + place.size <= self.arena.limit_end:
+            if place.form == self.form and self.arena.has(place.place, place.size):
                 self.places[index] = place
         for index in made.missed:
             self.given.pop(index, None)
@@ -175,9 +174,11 @@ class Held:
         self.threshold = max(self.threshold, room / max(mean * self.samples, 1.0))
 
     def give_back(self, keep_bytes: int) -> None:
-        end = self.arena.give_back(keep_bytes)
+        self.arena.give_back(keep_bytes)
         self.places = {
-            index: place for index, place in self.places.items() if place.place + place.size <= end
+            index: place
+            for index, place in self.places.items()
+            if self.arena.has(place.place, place.size)
         }
 
     def forget(self) -> None:

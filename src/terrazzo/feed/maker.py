@@ -142,7 +142,7 @@ class Maker:
         count = len(task.indices) if self.recipe.collates else 1
         fetch_s = min(meter.fetch_s, middle - began)
         if self.files is not None:
-            self.peers.saw_storage(self.files.read_s, meter.read_bytes)
+            self.peers.saw_storage(self.files.read_s, self.files.read_bytes)
         found.took = [
             Took(
                 FETCH, began, middle, fetch_s, meter.read_bytes, count,

@@ -9,6 +9,7 @@ ahead where the loader has workers, for which a DataLoader looks ahead itself.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,9 +34,41 @@ class Epoch:
     """The batches of one way through the data, as lists of indices."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self.indices: Iterator[Any] = iter(index_sampler(loader))
+        self._indices: Iterator[Any] = iter(index_sampler(loader))
         self.base = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
         """What the seeds of workers are made of; drawn also where there are none."""
+        self.has_ended = False
+        self._free = free_batches(loader)
+        self._ahead = loader.num_workers * (loader.prefetch_factor or 2)
+        self._asked = 0
+        self._known: deque[Any] = deque()
+
+    def serve(self, batch: int) -> None:
+        """The loop wants this one next: asks all that a DataLoader would have asked by now."""
+        if self._free < FAR:
+            self._ask(self._ahead + batch + 1)
+
+    def next(self, batch: int) -> Any:
+        """The next indices; None: there are none, or they must not be asked for yet.
+
+        ``batch`` is the one that the loop wants.
+        """
+        if not self._known:
+            self._ask(min(self._asked + 1, max(self._free, self._ahead + batch + 1)))
+        return self._known.popleft() if self._known else None
+
+    def _ask(self, count: int) -> None:
+        while self._asked < count and not self.has_ended:
+            found = next(self._indices, None)
+            self._asked += 1
+            if found is None:
+                self.has_ended = True
+            else:
+                self._known.append(found)
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.has_ended and not self._known
 
 
 class Foreseen(NamedTuple):
@@ -68,6 +101,16 @@ def sight(loader: DataLoader[Any]) -> int:
     return loader.num_workers * (loader.prefetch_factor or 2)
 
 
+def free_batches(loader: DataLoader[Any]) -> int:
+    """So many may be asked for at any time; later ones only when a DataLoader would ask."""
+    if not is_known(loader):
+        return 0
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        return len(index_sampler(loader)) - 1  # at its end it draws once more
+    return FAR
+
+
 def foresee(loader: DataLoader[Any], count: int) -> Foreseen | None:
     """The first batches of the next epoch, if nobody draws before it begins."""
     if not is_known(loader):
@@ -78,7 +121,7 @@ def foresee(loader: DataLoader[Any], count: int) -> Foreseen | None:
     number = loader.sampler.epoch if isinstance(loader.sampler, SeededSampler) else 0
     try:
         epoch = Epoch(loader)
-        return Foreseen(epoch.base, list(islice(epoch.indices, count)))
+        return Foreseen(epoch.base, list(islice(iter(lambda: epoch.next(FAR), None), count)))
     finally:
         for owner, state in kept:
             owner.set_state(state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,14 +38,14 @@ class Passage:
         source.inline.measures = self.clock.recorder is not None
         self.items: deque[Item] = deque()
         self.position = self.skip = skip
-        self.has_ended = False
 
     def run(self) -> Iterator[Any]:
         source = self.source
         if source.has_changed():
             source.renew()
         self.epoch = Epoch(self.loader)
-        deque(islice(self.epoch.indices, self.skip), maxlen=0)
+        for number in range(self.skip):
+            self.epoch.next(number)
         streams = 0 if source.recipe.seed is not None else self.loader.num_workers
         self.chains = Chains(self.epoch.base, streams)
         left = time.perf_counter()
@@ -78,8 +77,11 @@ class Passage:
             for item in self.items:
                 item.ticket = item.made = None
         source.mind_memory()
+        self.epoch.serve(self.position - len(self.items))
         self._fill(1)
         if not self.items:
+            if source.tuner.settings.workers:
+                source.prefetch_next(source.tuner.settings.ahead)
             return None
         item = self.items[0]
         if source.tuner.settings.workers:
@@ -92,13 +94,13 @@ class Passage:
 
     def _fill(self, count: int) -> None:
         """Asks for so many batches, and gives those to workers that can be begun."""
-        source = self.source
-        while len(self.items) < count and not self.has_ended:
-            indices = next(self.epoch.indices, None)
+        source, wanted = self.source, self.position - len(self.items)
+        while len(self.items) < count:
+            indices = self.epoch.next(wanted)
             if indices is None:
-                self.has_ended = True
                 break
-            item = source.foreseen(indices, self.epoch.base) or Item(indices, self.position)
+            item = source.foreseen(indices, base=self.epoch.base, epoch=self.number)
+            item = item or Item(indices, self.position)
             self.items.append(item)
             self.position += 1
         if not source.tuner.settings.workers:
@@ -106,7 +108,7 @@ class Passage:
         for item in self.items:
             if item.ticket is None and self.chains.may_begin(item):
                 source.give(item, self.chains, self.number)
-        if self.has_ended:
+        if self.epoch.is_used_up:
             source.prefetch_next(count - len(self.items))
 
     def _await(self, item: Item) -> None:
@@ -135,6 +137,10 @@ class Passage:
                 "instead of a loader, and each sample has a seed of its own"
             )
             made = None
+        if made is not None and made.error is not None and self._is_own_idea:
+            source.drop(self.items)
+            source.retire(f"a worker could not make a batch: {made.error}")
+            made = None  # what fails here, too, is told
         if made is None:
             made = self._make(item)
         item.made = made
@@ -145,6 +151,11 @@ class Passage:
         if self.loader.pin_memory and torch.accelerator.is_available():
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]
         return batch
+
+    @property
+    def _is_own_idea(self) -> bool:
+        """Whether nobody asked for workers, so that nothing may fail because of them."""
+        return not self.chains.count and self.source.options.workers is None
 
     def _make(self, item: Item) -> Made:
         """In this process; samples with seeds of their own leave its generators alone."""

@@ -38,7 +38,7 @@ class Rehearsal:
         self.trial, self.folder = trial, folder
         self.watch = Watch(evicts=trial.mode in (COLD, USUAL))
         self.done = 0
-        self._cpu_s = 0.0
+        self._began_cpu_s = time.process_time()
         self._facts: dict[str, int] = {"samples": 0, "batch": 0, "batch_bytes": 0}
 
     def loader(self, loader: Iterable[Any]) -> Iterable[Any]:
@@ -61,14 +61,15 @@ class Rehearsal:
         """Hands batches on until there were enough of them; then the script ends."""
         for batch in batches:
             if self.done == SKIPPED:
-                self._cpu_s = -time.process_time()
+                self._began_cpu_s = time.process_time()
             self.done += 1
             yield batch
             if self.done > self.trial.steps:
-                self._cpu_s += time.process_time()
                 if reads:
                     self._tell()
                 raise TrialOver
+        if reads:  # the script may end here by itself
+            self._tell()
 
     def _look_at(self, loader: Iterable[Any]) -> None:
         if isinstance(loader, DataLoader):
@@ -82,10 +83,11 @@ class Rehearsal:
             self._facts["batch_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
 
     def _tell(self) -> None:
+        steps = max(self.done - SKIPPED, 1)
         facts = TrialFacts(
             mode=self.trial.mode,
-            steps=self.trial.steps,
-            cpu_s=self._cpu_s / max(self.trial.steps, 1),
+            steps=steps,
+            cpu_s=(time.process_time() - self._began_cpu_s) / steps,
             cores=allowed_cores(),
             free_bytes=Memory.here().available_bytes,
             folder=self.watch.folder,

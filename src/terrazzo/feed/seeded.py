@@ -56,7 +56,7 @@ def seeded_loader(
         return DataLoader(
             dataset, batch_size, collate_fn=collate, drop_last=drop_last, generator=own
         )
-    order = sampler or SeededSampler(dataset, seed=seed, shuffle=shuffle)
+    order = SeededSampler(dataset, seed=seed, shuffle=shuffle) if sampler is None else sampler
     return DataLoader(
         dataset,
         batch_size,

@@ -96,7 +96,7 @@ class Source:
         self._items: dict[int, Item] = {}
         self._tickets = 0
         self._foreseen: deque[Item] = deque()
-        self._foreseen_base = 0
+        self._foreseen_base = self._foreseen_epoch = 0
         self._foresaw = -1
         self._checked = 0.0
         self._is_short = False
@@ -291,6 +291,7 @@ class Source:
             self._foresaw = self.epoch
             found = foresee(self.loader, self.tuner.settings.ahead)
             self._foreseen_base = 0 if found is None else found.base
+            self._foreseen_epoch = self.number
             batches = [] if found is None else found.batches
             self._foreseen = deque(Item(indices, at) for at, indices in enumerate(batches))
         streams = 0 if self.recipe.seed is not None else self.loader.num_workers
@@ -299,13 +300,14 @@ class Source:
             if item.ticket is None and (not streams or item.position < streams):
                 self.give(item, chains, self.number)
 
-    def foreseen(self, indices: Any, base: int) -> Item | None:
+    def foreseen(self, indices: Any, *, base: int, epoch: int) -> Item | None:
         """What was made of these indices before the epoch began."""
         if not self._foreseen:
             return None
         streams = self.loader.num_workers and self.recipe.seed is None
         first = self._foreseen.popleft()
-        if first.indices == indices and (not streams or base == self._foreseen_base):
+        is_right = base == self._foreseen_base if streams else epoch == self._foreseen_epoch
+        if first.indices == indices and is_right:
             return first
         self.drop(deque([first]))
         self.drop(self._foreseen)

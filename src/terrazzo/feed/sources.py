@@ -26,6 +26,8 @@ from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
 
 BAD = ("raise", "skip")
+MOST_LOADERS = 4
+"""So many loaders of a net are known at once: a source has workers and memory."""
 
 
 class Plain:
@@ -74,6 +76,9 @@ def source_of(
 ) -> Source | Plain:
     """The source of a loader or a data set, the same one for all its epochs.
 
+    With other options it is another source, with epochs of its own: of one data set, tests take
+    other batches than training does.
+
     ``workers``, ``ahead`` (batches) and ``cache`` ("200MiB", bytes; 0: none) fix what is otherwise
     tuned. ``bad="skip"`` leaves samples out that cannot be read, and counts them. The others are
     for a data set that comes without a loader: how it is batched and in which order, by ``seed``
@@ -82,14 +87,15 @@ def source_of(
     if bad not in BAD:
         raise UsageError(f"bad={bad!r}: say one of {', '.join(BAD)}")
     known = net.__dict__.setdefault("_sources", {})
-    asked = (workers, ahead, cache, bad, batch_size, shuffle, drop_last, seed)
-    found = known.get(id(loader))
+    asked = (id(loader), workers, ahead, cache, bad, batch_size, shuffle, drop_last, seed)
+    found = known.get(asked)
     if found is not None and found[0]() is loader:
         source: Source | Plain = found[1]
-        if found[2] != asked:
+        known[asked] = known.pop(asked)  # the one that was used last
+        if found[2] is not sampler or not _is_like(found[3], collate):
             raise UsageError(
-                f"tz.feed got other options for the same {type(loader).__name__} before: give the "
-                "same ones in every epoch, or another loader"
+                f"tz.feed got another sampler or collate function for the same "
+                f"{type(loader).__name__} before: make them once, before the first epoch"
             )
         return source
 
@@ -98,6 +104,11 @@ def source_of(
 
     trial: Rehearsal | None = net.links.rehearsal
     if not isinstance(loader, (DataLoader, Dataset)):
+        if any(one is not None for one in (batch_size, sampler, collate)):
+            raise UsageError(
+                f"tz.feed takes {type(loader).__name__} for batches, and batch_size, sampler and "
+                "collate are for a data set: let it inherit from torch.utils.data.Dataset"
+            )
         return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
     reads: DataLoader[Any]
@@ -125,7 +136,10 @@ def source_of(
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
     offers = Offers(net.links) if options.cache_bytes and net.links.devices > 1 else None
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
-    known[id(loader)] = (weakref.ref(loader), source, asked)
+    known[asked] = (weakref.ref(loader), source, sampler, collate)
+    loaders = [key for key, row in known.items() if isinstance(row[0](), DataLoader)]
+    for key in loaders[:-MOST_LOADERS]:  # of a script that makes one for each epoch
+        del known[key]
     return source
 
 
@@ -140,6 +154,16 @@ def offer_of(net: Net, cache: str | int | None) -> Offer | None:
         return None
     found = net.__dict__["_offer"] = Offer(net.links, parse_bytes(cache))
     return found
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    """Whether a function is the same one, or was written in the same place and encloses nothing."""
+    if one is other:
+        return True
+    code: Any = getattr(one, "__code__", None)
+    if code is None or code.co_freevars:
+        return False
+    return code is getattr(other, "__code__", None)
 
 
 def _refuse(loader: DataLoader[Any], *given: Any) -> None:

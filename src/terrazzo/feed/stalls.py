@@ -7,9 +7,11 @@ very batch, each for its share of the work in it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -27,6 +29,8 @@ from terrazzo.records.stage import (
 
 SKIPPED = 1
 """Steps at the beginning that are not counted: the first batch is always waited for."""
+CLOCK_S = 1e-4
+"""Times in a record are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,16 @@ class Stalls:
         return self.wait_s + self.copy_s + self.deliver_s
 
     @property
+    def reads(self) -> bool:
+        """Whether samples were seen to come from anywhere."""
+        return self.read_bytes + self.held + self.peer > 0
+
+    @property
     def parts(self) -> tuple[tuple[str, float], ...]:
         """The step by what it was spent on; they add up to it."""
         return (
             ("compute", self.compute_s),
-            ("waiting for fetch", self.wait_fetch_s),
+            ("waiting for fetch" if self.reads else "waiting in the data set", self.wait_fetch_s),
             ("waiting for pre-processing", self.wait_prepare_s),
             ("copying", self.copy_s),
             ("sending to the others", self.deliver_s),
@@ -99,21 +108,32 @@ class FedStep:
 
 def fed_steps(events: Iterable[Event]) -> list[FedStep]:
     """The steps of the device that reads, where this one and the next were recorded."""
-    by_batch: dict[tuple[int, int, int], list[StageSpan]] = defaultdict(list)
+    by_device: dict[int, list[StageSpan]] = defaultdict(list)
     for span in stage_spans(events):
-        by_batch[span.device, span.epoch, span.batch].append(span)
-    begins = {
-        key: min(span.begin_s for span in spans if span.stage == WAIT)
-        for key, spans in by_batch.items()
-        if any(span.stage == WAIT for span in spans)
-    }
-    found = []
-    for (device, epoch, batch), begin_s in sorted(begins.items(), key=lambda item: item[1]):
-        end_s = begins.get((device, epoch, batch + 1))
-        if end_s is not None:
-            spans = tuple(by_batch[device, epoch, batch])
-            found.append(FedStep(begin_s, end_s, spans))
-    return found
+        by_device[span.device].append(span)
+    found = [step for spans in by_device.values() for step in _steps(spans)]
+    return sorted(found, key=lambda step: step.begin_s)
+
+
+def _steps(spans: list[StageSpan]) -> Iterator[FedStep]:
+    """Times tell epochs apart: with a loader made anew for each of them all have one number."""
+    waits = sorted((span for span in spans if span.stage == WAIT), key=lambda span: span.begin_s)
+    begins = [wait.begin_s for wait in waits]
+    known: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, wait in enumerate(waits):
+        known[wait.epoch, wait.batch].append(place)
+    own: dict[int, list[StageSpan]] = defaultdict(list)
+    for span in spans:
+        if not span.is_beside:
+            place = bisect_right(begins, span.begin_s) - 1
+        else:
+            same = known[span.epoch, span.batch]
+            later = bisect_left(same, span.end_s - CLOCK_S, key=lambda at: waits[at].end_s)
+            place = same[later] if later < len(same) else -1
+        own[place].append(span)
+    for place, (wait, after) in enumerate(pairwise(waits)):
+        if (after.epoch, after.batch) == (wait.epoch, wait.batch + 1):
+            yield FedStep(wait.begin_s, after.begin_s, tuple(own[place]))
 
 
 def stalls_of(
@@ -158,8 +178,3 @@ def _row(step: FedStep) -> dict[str, float]:
         "held": float(sum(span.held for span in fetched)),
         "peer": float(sum(span.peer for span in fetched)),
     }
-
-
-def stalls_from(body: dict[str, Any]) -> Stalls:
-    """The inverse of ``to_body``."""
-    return Stalls(**{field.name: body[field.name] for field in fields(Stalls)})

@@ -40,10 +40,10 @@ class External:
 
     def read(self) -> Reading:
         when_s, watts = self._last()
-        late_s = self.clock() - when_s
+        late_s = abs(self.clock() - when_s)  # of the future is no better: milliseconds, say
         if late_s > LATE_S:
             raise MeterError(
-                f"the last line of {self.path} is {late_s:.0f} s old, at most {LATE_S:g} s is "
+                f"the last line of {self.path} is {late_s:.0f} s off, at most {LATE_S:g} s is "
                 "taken: is the meter still connected, and are both clocks right?"
             )
         return Reading(watts=sensible(watts, self.name))

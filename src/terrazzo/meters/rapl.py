@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from terrazzo.errors import MeterError
-from terrazzo.meters.meter import CPU, Reading, number, text_of
+from terrazzo.meters.meter import CPU, MOST_W, Reading, number, text_of
 
 
 @dataclass
@@ -22,6 +24,8 @@ class Rapl:
     covers: str = CPU
     is_measured: bool = True
     interval_s: float = 0.1
+    clock: Callable[[], float] = time.monotonic
+    _at_s: float = field(default=0.0, repr=False)
     _last_j: float | None = field(default=None, repr=False)
     _total_j: float = field(default=0.0, repr=False)
 
@@ -38,8 +42,12 @@ class Rapl:
             )
         if self._last_j is not None:
             gone_j = now_j - self._last_j
-            self._total_j += gone_j if gone_j >= 0 else gone_j + self.range_j
-        self._last_j = now_j
+            if gone_j < 0:
+                gone_j += self.range_j
+                if gone_j > MOST_W * max(self.clock() - self._at_s, 1.0):
+                    gone_j = 0.0  # it began anew, after a suspend
+            self._total_j += gone_j
+        self._last_j, self._at_s = now_j, self.clock()
         return Reading(joules=self._total_j)
 
 

@@ -32,6 +32,13 @@ class Sample:
     watts: float
 
 
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch that never jump: a board without a clock is set right while it runs,
+    and that must not count as time in which power was drawn."""
+    epoch_s = time.time() - time.perf_counter()
+    return lambda: epoch_s + time.perf_counter()
+
+
 class Sampler:
     """All meters of a device, added up.
 
@@ -43,16 +50,16 @@ class Sampler:
         self,
         meters: Sequence[Meter],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         sharing: int = 1,
     ) -> None:
         self.accounts = [Account(meter) for meter in meters]
         self._parts = [1 / sharing if meter.is_measured else 1.0 for meter in meters]
-        self.clock = clock
+        self.clock = clock or steady_clock()
         self.interval_s = max((meter.interval_s for meter in meters), default=1.0)
         self.peak_w = 0.0
         self._samples: deque[Sample] = deque(maxlen=KEPT)
-        self._lock = threading.Lock()
+        self._reading, self._lock = threading.Lock(), threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.sample()
@@ -67,7 +74,7 @@ class Sampler:
 
     def sample(self) -> Sample:
         """A reading of all meters, now."""
-        with self._lock:
+        with self._reading:  # not the other lock: who drains must not wait for a slow meter
             now_s = self.clock()
             for account in self.accounts:
                 account.take(now_s)
@@ -76,7 +83,8 @@ class Sampler:
             watts = sum(account.watts * part for account, part in both)
             self.peak_w = max(self.peak_w, watts)
             found = Sample(now_s, joules, watts)
-            self._samples.append(found)
+            with self._lock:
+                self._samples.append(found)
             return found
 
     def drain(self) -> list[Sample]:
@@ -108,6 +116,11 @@ class Sampler:
     @property
     def doubts(self) -> tuple[str, ...]:
         return tuple(doubt for account in self.accounts for doubt in account.doubts)
+
+    @property
+    def doubtful_s(self) -> float:
+        """For how long a meter told nothing, or nothing new."""
+        return max((a.gap_s + a.frozen_s for a in self.accounts if a.doubts), default=0.0)
 
     # ---- beside other work ---------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Batteries and USB-C supplies that sysfs knows: what flows out of them is what a device draws."""
+"""Batteries that sysfs knows: what flows out of them is what a device draws.
+
+USB-C supplies look alike there, but their drivers (ucsi, tcpm) show what was agreed with the
+charger, 20 V and 3 A say, and not what flows.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,9 @@ from terrazzo.meters.meter import BOARD, Reading, number, sensible, text_of
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A battery while it discharges, or a USB-C supply while it is connected."""
+    """A battery while it discharges."""
 
     folder: Path
-    kind: str
     covers: str = BOARD
     is_measured: bool = True
     interval_s: float = 0.5
@@ -22,10 +25,10 @@ class Supply:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.folder.name}"
+        return f"battery {self.folder.name}"
 
     def read(self) -> Reading:
-        if self.kind == "battery" and text_of(self.folder / "status") != "Discharging":
+        if text_of(self.folder / "status") != "Discharging":
             raise MeterError(
                 f"{self.folder} is {text_of(self.folder / 'status') or 'silent'}: what a device "
                 "draws is seen only while its battery discharges; unplug it, or use another meter"
@@ -40,14 +43,16 @@ class Supply:
 
 
 def probe(root: Path) -> list[Supply]:
-    """Those in use now, that say how much flows."""
-    found = []
+    """Those in use now, that say how much flows; MeterError where there is only a USB-C supply."""
+    found, promises = [], []
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
         kind = text_of(folder / "type")
+        if text_of(folder / "scope") == "Device":  # of a mouse
+            continue
         if kind == "Battery" and text_of(folder / "status") == "Discharging":
-            found.append(Supply(folder, "battery"))
+            found.append(Supply(folder))
         elif kind == "USB" and text_of(folder / "online") == "1":
-            found.append(Supply(folder, "usb-c"))
+            promises.append(folder)
     told = []
     for meter in found:
         try:
@@ -56,4 +61,9 @@ def probe(root: Path) -> list[Supply]:
             continue
         if watts:  # many supplies have the files and always say 0
             told.append(meter)
+    if not told and promises:
+        raise MeterError(
+            f"{promises[0]} tells what was agreed with the charger, not what flows: use a meter "
+            "between both (docs/power.md)"
+        )
     return told[:1]

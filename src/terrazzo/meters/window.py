@@ -60,7 +60,7 @@ class Account:
         gone_s = 0.0 if before_s is None else max(now_s - before_s, 0.0)
         try:
             reading = self.meter.read()
-        except MeterError as error:
+        except (MeterError, OSError, ValueError) as error:  # a driver nobody thought of too
             self.refused, self.problem = self.refused + 1, str(error)
             self._missed(gone_s)
             return
@@ -87,7 +87,8 @@ class Account:
         if before_j is None or seconds <= 0:
             return
         more_j = joules - before_j
-        if not 0 <= more_j <= MOST_W * seconds:
+        # Counters move in steps, and two readings may lie close to each other.
+        if not 0 <= more_j <= MOST_W * max(seconds, 1.0):
             # It began anew, or jumped: what it says of this time is lost, what follows is not.
             self.refused += 1
             self.problem = f"{self.meter.name} jumped by {more_j:g} J in {seconds:.2f} s"

@@ -26,6 +26,8 @@ PHASE_WORDS = {
 }
 PHASE_OF = {"feed": FETCH, "compute": COMPUTE, "exchange": EXCHANGE, "sum": EXCHANGE,
             "agree": EXCHANGE}  # fmt: skip
+MOST_DOUBTFUL = 0.1
+"""Of the time of a run: what was filled in for longer is no measurement."""
 METER, DOUBT, ENERGY = "meter: ", "doubt: ", "energy"
 
 
@@ -97,7 +99,9 @@ class _Told:
     joules: list[tuple[float, float]] = field(default_factory=list)
     watts: list[tuple[float, float]] = field(default_factory=list)
     sources: dict[str, bool] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
+    doubts: dict[str, str] = field(default_factory=dict)
+    """As told last, by what they begin with."""
+    doubtful_s: float = 0.0
 
     def add(self, note: Event) -> None:
         told = dict(note.values)
@@ -107,7 +111,16 @@ class _Told:
         elif note.name.startswith(METER):
             self.sources[note.name.removeprefix(METER)] = bool(told.get("measured"))
         elif note.name.startswith(DOUBT):
-            self.doubts.append(note.name.removeprefix(DOUBT))
+            words = note.name.removeprefix(DOUBT)
+            self.doubts[words.partition(" for ")[0]] = words
+            self.doubtful_s = max(self.doubtful_s, told.get("doubtful_s", 0.0))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether meters told it, and not for too long what they had told before."""
+        told_s = self.joules[-1][0] - self.joules[0][0]
+        real = bool(self.sources) and all(self.sources.values())
+        return real and self.doubtful_s <= MOST_DOUBTFUL * told_s
 
 
 def energy_of(
@@ -144,9 +157,9 @@ def _device_energy(device: int, notes: _Told, meter: _Meter, steps: Sequence[Ste
         mean_w=joules / seconds if seconds else 0.0,
         peak_w=max(inside, default=0.0),
         phases_j=_phases(meter, steps, device),
-        is_measured=all(notes.sources.values()) and bool(notes.sources),
+        is_measured=notes.is_measured,
         sources=tuple(notes.sources),
-        doubts=tuple(notes.doubts),
+        doubts=tuple(notes.doubts.values()),
     )
 
 

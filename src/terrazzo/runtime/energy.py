@@ -18,13 +18,16 @@ from terrazzo.meters.sampler import Sample, Sampler
 from terrazzo.records.event import Event
 from terrazzo.records.power import METER_FILE, POWER, calibration_path, emulated
 
+GROWN = 2.0
+"""A doubt is told again when it has grown to so many times what was told."""
+
 
 class EnergyLog:
     """Samples of one device, as lines for its recorder."""
 
     def __init__(self, sampler: Sampler, device: int) -> None:
         self.sampler, self.device = sampler, device
-        self._doubts: set[str] = set()
+        self._doubtful_s = 0.0
         self._busy = time.process_time
 
     def head(self) -> list[str]:
@@ -42,12 +45,12 @@ class EnergyLog:
         """
         samples = self.sampler.drain()
         kept = samples if all_of_them else samples[-1:]
-        return [self._sample(sample, call) for sample in kept] + self._new_doubts()
+        return [self._sample(sample, call) for sample in kept] + self._doubts(GROWN)
 
     def last(self, call: int) -> list[str]:
         """The state as a run ends."""
         self.sampler.sample()
-        return self.lines(call)
+        return self.lines(call) + self._doubts(1.0)
 
     def _sample(self, sample: Sample, call: int) -> str:
         return self._line(
@@ -55,11 +58,16 @@ class EnergyLog:
             busy_s=self._busy(),
         )  # fmt: skip
 
-    def _new_doubts(self) -> list[str]:
-        new = {doubt.partition(" for ")[0]: doubt for doubt in self.sampler.doubts}
-        found = [doubt for key, doubt in new.items() if key not in self._doubts]
-        self._doubts.update(new)
-        return [self._line(f"doubt: {doubt}", self.sampler.clock()) for doubt in found]
+    def _doubts(self, grown: float) -> list[str]:
+        """What is doubtful, where that is new or has grown so much since it was told last."""
+        seconds = self.sampler.doubtful_s
+        if seconds <= self._doubtful_s * grown:
+            return []
+        self._doubtful_s = seconds
+        return [
+            self._line(f"doubt: {doubt}", self.sampler.clock(), doubtful_s=seconds)
+            for doubt in self.sampler.doubts
+        ]
 
     def _line(self, name: str, at_s: float, call: int = 0, **values: float) -> str:
         told = tuple((key, round(value, 4)) for key, value in values.items())
@@ -76,7 +84,11 @@ def open_log(environment: Mapping[str, str], device: int) -> EnergyLog | None:
         return None
     try:
         sampler = _sampler(environment, asked)
-    except (OSError, ValueError) as error:  # a file system or a driver that nobody thought of
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # a file system or a driver that nobody thought of
         print(f"terrazzo: energy is not told: {error}; training goes on", file=sys.stderr)
         return None
     return EnergyLog(sampler.start(), device)
