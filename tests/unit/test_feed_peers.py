@@ -101,11 +101,11 @@ def test_a_mark_of_another_reader_or_sample_is_not_believed(pantry: Pantry, peer
 class Liar:
     """Knows the secret, and answers what it likes."""
 
-    def __init__(self, answers: list[bytes], *, pause_s: float = 0.0) -> None:
+    def __init__(self, answers: list[bytes], *, pause_s: float = 0.0, drip_s: float = 0.0) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen()
-        self.answers, self.pause_s = answers, pause_s
+        self.answers, self.pause_s, self.drip_s = answers, pause_s, drip_s
         port = self.listener.getsockname()[1]
         self.address = Address(1, "127.0.0.1", port, "token", MIB)
         threading.Thread(target=self._lie, daemon=True).start()
@@ -117,8 +117,11 @@ class Liar:
             for answer in self.answers:
                 line.recv(9)
                 time.sleep(self.pause_s)
+                pieces = [bytes([byte]) for byte in answer] if self.drip_s else [answer]
                 with contextlib.suppress(OSError):
-                    line.sendall(answer)
+                    for piece in pieces:
+                        line.sendall(piece)
+                        time.sleep(self.drip_s)
 
 
 def test_a_peer_that_lies_is_not_believed(peers: Make) -> None:
@@ -140,6 +143,16 @@ def test_a_peer_that_is_slow_is_left_alone(monkeypatch: pytest.MonkeyPatch, peer
     reader, liar = peers(b"k"), Liar([YES], pause_s=0.5)
     assert reader.get(liar.address, 1) is None
     assert reader.get(liar.address, 2) is None, "nobody is called again"
+
+
+def test_a_right_answer_that_drips_is_too_late(
+    monkeypatch: pytest.MonkeyPatch, peers: Make
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    reader, data = peers(b"k"), freeze(bytes(60))
+    answer = YES + SIZE.pack(len(data), reader._mark(1, data)) + data
+    assert reader.get(Liar([answer]).address, 1) == data, "it is right"
+    assert reader.get(Liar([answer], drip_s=0.02).address, 1) is None
 
 
 def test_a_peer_that_is_slower_than_storage_is_asked_now_and_then(

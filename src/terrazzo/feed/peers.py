@@ -29,7 +29,6 @@ from terrazzo.feed.pantry import (
     SIZE,
     YES,
     Address,
-    read,
 )
 from terrazzo.members import hello
 from terrazzo.members.line import exactly
@@ -91,13 +90,13 @@ class Peers:
             line, began = self._line(peer), time.perf_counter()
             line.settimeout(ANSWER_S)
             line.sendall(ASK.pack(GET, index))
-            if exactly(line, 1, or_say=GONE) != YES:
+            until = began + ANSWER_S
+            if _within(until, line, 1) != YES:
                 return None
-            size, mark = SIZE.unpack(exactly(line, SIZE.size, or_say=GONE))
+            size, mark = SIZE.unpack(_within(until, line, SIZE.size))
             if size > MOST_BYTES:
                 raise OSError(f"{size} bytes are no sample")
-            line.settimeout(ANSWER_S + size / LEAST_BYTES_PER_S)
-            data = bytes(read(line, size))
+            data = bytes(_within(until + size / LEAST_BYTES_PER_S, line, size))
             peer.s_per_byte = _mixed(peer.s_per_byte, (time.perf_counter() - began) / max(size, 1))
         except OSError:
             self._leave(peer, ALONE_S)
@@ -161,6 +160,19 @@ class Peers:
         made.update(index.to_bytes(8, "little"))
         made.update(data)
         return made.digest()
+
+
+def _within(until: float, line: socket.socket, size: int) -> bytearray:
+    """So many bytes before a moment, in however many pieces they come."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        line.settimeout(max(until - time.perf_counter(), 1e-3))
+        count = line.recv_into(view)
+        if not count or time.perf_counter() > until:
+            raise OSError(GONE)
+        view = view[count:]
+    return found
 
 
 def _mixed(before: float | None, now: float) -> float:
