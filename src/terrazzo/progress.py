@@ -228,15 +228,22 @@ class Run:
         return {
             "net": net.state_dict(),
             "parts": {name: self._state_of(part) for name, part in self.parts.items()},
+            **self._place(self._feed),
+            "beside": {n: p.detach() for n, p in beside(net._model, self._optimizers).items()},
+        }
+
+    def _place(self, feed: Alone | Feed | None) -> dict[str, Any]:
+        """How far the run has come, in steps, data and random numbers."""
+        net = self.net
+        return {
             "calls": net.calls,
             "commits": net.commits,
             "seed": net.seed,
             "steps": self.steps,
             "epoch": self.epoch,
             "feeds": self._feeds,
-            "data": None if self._feed is None else self._feed.where(),
+            "data": None if feed is None else feed.where(),
             "drawn": drawn_from(None),
-            "beside": {n: p.detach() for n, p in beside(net._model, self._optimizers).items()},
         }
 
     def _rest(self, feed: Feed) -> dict[str, Any]:
@@ -252,14 +259,7 @@ class Run:
             "groups": groups,
             "parts": others,
             "buffers": dict(net.named_buffers()),
-            "calls": net.calls,
-            "commits": net.commits,
-            "seed": net.seed,
-            "steps": self.steps,
-            "epoch": self.epoch,
-            "feeds": self._feeds,
-            "data": feed.where(),
-            "drawn": drawn_from(None),
+            **self._place(feed),
         }
 
     def _load_rest(self, rest: Mapping[str, Any]) -> None:

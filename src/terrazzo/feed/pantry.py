@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from typing import NamedTuple
 
 from terrazzo.feed.arena import Arena
@@ -130,13 +131,15 @@ class _Shelf:
         caller.sendall(data)
 
 
-def read(connection: socket.socket, size: int) -> bytearray:
-    """So many bytes, into one piece of memory."""
+def read(connection: socket.socket, size: int, *, until: float | None = None) -> bytearray:
+    """So many bytes, into one piece of memory; before a moment of perf_counter, if there is one."""
     found = bytearray(size)
     view = memoryview(found)
     while view:
+        if until is not None:
+            connection.settimeout(max(until - time.perf_counter(), 1e-3))
         count = connection.recv_into(view)
-        if not count:
+        if not count or (until is not None and time.perf_counter() > until):
             raise OSError(GONE)
         view = view[count:]
     return found

@@ -29,6 +29,7 @@ from terrazzo.feed.pantry import (
     SIZE,
     YES,
     Address,
+    read,
 )
 from terrazzo.members import hello
 from terrazzo.members.line import exactly
@@ -91,12 +92,12 @@ class Peers:
             line.settimeout(ANSWER_S)
             line.sendall(ASK.pack(GET, index))
             until = began + ANSWER_S
-            if _within(until, line, 1) != YES:
+            if read(line, 1, until=until) != YES:
                 return None
-            size, mark = SIZE.unpack(_within(until, line, SIZE.size))
+            size, mark = SIZE.unpack(read(line, SIZE.size, until=until))
             if size > MOST_BYTES:
                 raise OSError(f"{size} bytes are no sample")
-            data = bytes(_within(until + size / LEAST_BYTES_PER_S, line, size))
+            data = bytes(read(line, size, until=until + size / LEAST_BYTES_PER_S))
             peer.s_per_byte = _mixed(peer.s_per_byte, (time.perf_counter() - began) / max(size, 1))
         except OSError:
             self._leave(peer, ALONE_S)
@@ -160,19 +161,6 @@ class Peers:
         made.update(index.to_bytes(8, "little"))
         made.update(data)
         return made.digest()
-
-
-def _within(until: float, line: socket.socket, size: int) -> bytearray:
-    """So many bytes before a moment, in however many pieces they come."""
-    found = bytearray(size)
-    view = memoryview(found)
-    while view:
-        line.settimeout(max(until - time.perf_counter(), 1e-3))
-        count = line.recv_into(view)
-        if not count or time.perf_counter() > until:
-            raise OSError(GONE)
-        view = view[count:]
-    return found
 
 
 def _mixed(before: float | None, now: float) -> float:
