@@ -63,19 +63,27 @@ def fed(folder: str, lost: int = -1) -> dict[str, Any]:
     return {"seen": seen, "rows": rows, "members": list(links.members)}
 
 
+def fed_twice(folder: str) -> dict[str, Any]:
+    """Another net in the same processes held nothing: that says nothing about this one."""
+    first = tz.parallelize(cnn(), (torch.zeros(BATCH, 3, 4, 4, dtype=torch.float64),))
+    reads = first.links.device == 0
+    data = Pictures(Path(folder) / "other", BATCH, size=100) if reads else None
+    for _ in tz.feed(data, first, batch_size=BATCH):
+        pass
+    return fed(folder)
+
+
 def test_storage_is_read_once(tmp_path: Path) -> None:
-    found = run_on(4, fed, str(tmp_path))
+    found = run_on(4, fed_twice, str(tmp_path))
     assert all(one["seen"] == found[0]["seen"] for one in found)
     rows = found[0]["rows"]
     files = (tmp_path / "data").iterdir()
     total = sum(path.stat().st_size for path in files)
     assert [row["samples"] for row in rows] == [COUNT] * EPOCHS
     assert rows[0]["read_bytes"] == total
-    # What could not be handed over in time, before its device was there say, is so an epoch later.
-    read = [row["read_bytes"] for row in rows]
-    assert read == sorted(read, reverse=True) and read[-1] == 0
-    assert rows[-1]["held"] + rows[-1]["peer"] == COUNT
-    assert rows[-1]["peer"] > COUNT / 2, "three quarters are elsewhere"
+    assert [row["read_bytes"] for row in rows[1:]] == [0] * (EPOCHS - 1)
+    assert all(row["held"] + row["peer"] == COUNT for row in rows[1:])
+    assert all(row["peer"] > COUNT / 2 for row in rows[1:]), "three quarters are elsewhere"
 
 
 @pytest.mark.timeout(120)

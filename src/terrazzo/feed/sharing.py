@@ -11,7 +11,7 @@ import weakref
 
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.pantry import Address, Pantry
-from terrazzo.runtime.links import Links
+from terrazzo.runtime.net import Net
 from terrazzo.runtime.sockets import own_address
 
 KEY = "terrazzo/pantry"
@@ -19,21 +19,28 @@ MEMORY_EVERY_S = 0.5
 PATIENCE_S = 5.0
 
 
-def tell(links: Links, address: Address | None) -> None:
+def tell(net: Net, address: Address | None) -> None:
     """Where this device can be asked; None: it holds nothing."""
-    links.store.set(f"{KEY}/{links.members[links.device]}", json.dumps(address))
+    links = net.links
+    links.store.set(_key(net, links.members[links.device]), json.dumps(address))
+
+
+def _key(net: Net, member: int) -> str:
+    """Of one net: what was told about another, before or beside it, is not about this one."""
+    return f"{KEY}/{net.number}/{member}"
 
 
 class Offer:
     """What this device holds for another."""
 
-    def __init__(self, links: Links, asked_bytes: int) -> None:
+    def __init__(self, net: Net, asked_bytes: int) -> None:
+        links = net.links
         self.asked_bytes, self._checked = asked_bytes, 0.0
         room = room_bytes(Memory.here(), held_bytes=0, asked_bytes=asked_bytes)
         me = links.members[links.device]
         self.pantry = Pantry(room, device=me, address=own_address(links.sockets))
         self._end = weakref.finalize(self, self.pantry.close)
-        tell(links, self.pantry.address)
+        tell(net, self.pantry.address)
 
     def mind_memory(self) -> None:
         """Gives memory back before the next step needs it."""
@@ -53,8 +60,8 @@ class Offer:
 class Offers:
     """What other devices hold for this one."""
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
+    def __init__(self, net: Net) -> None:
+        self.net, self.links = net, net.links
         self._found: dict[int, Address | None] = {}
 
     @property
@@ -67,7 +74,7 @@ class Offers:
         if links.devices == 1:
             return []
         for member in links.members:
-            key = f"{KEY}/{member}"
+            key = _key(self.net, member)
             if member not in self._found and member != self.device and links.store.check([key]):
                 told = json.loads(links.store.get(key))
                 self._found[member] = None if told is None else Address(*told)

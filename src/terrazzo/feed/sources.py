@@ -134,7 +134,7 @@ def source_of(
             return Plain(arranged, recorder)
         if arranged is not reads:
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
-    offers = Offers(net.links) if options.cache_bytes and net.links.devices > 1 else None
+    offers = Offers(net) if options.cache_bytes and net.links.devices > 1 else None
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
     known[asked] = (weakref.ref(loader), source, sampler, collate)
     loaders = [key for key, row in known.items() if isinstance(row[0](), DataLoader)]
@@ -150,9 +150,9 @@ def offer_of(net: Net, cache: str | int | None) -> Offer | None:
         return known
     net.__dict__["_offer"] = None
     if not cache or not CAN_FORK:
-        tell(net.links, None)
+        tell(net, None)
         return None
-    found = net.__dict__["_offer"] = Offer(net.links, parse_bytes(cache))
+    found = net.__dict__["_offer"] = Offer(net, parse_bytes(cache))
     return found
 
 

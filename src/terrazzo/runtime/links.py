@@ -62,6 +62,8 @@ class Links(Letters):
         """Where the others are whom this device joins at its first epoch (a Later)."""
         self.members_file: Path | None = None
         """Where it is written down for those who come later where the members are."""
+        self.nets = 0
+        """So many nets were made, on all devices in the same order."""
         self.reader = 0
         """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.rehearsal: Any = None

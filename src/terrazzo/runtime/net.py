@@ -68,6 +68,9 @@ class Net(nn.Module):
         )  # fmt: skip
         if links.recovery is not None:
             links.recovery.followers.add(self)
+        links.nets += 1
+        self.number = links.nets
+        """The same on all devices, for what they tell each other about this net."""
         self.seed, self.calls, self.commits, self.realigned = seed, 0, 0, 0
         # The same dictionaries, not copies: what happens to one happens to the other.
         self._parameters, self._buffers = model._parameters, model._buffers
