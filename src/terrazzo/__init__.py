@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from terrazzo.api import agree, check, feed, init, parallelize, plan
     from terrazzo.journal import log
+    from terrazzo.optimizers import lean
     from terrazzo.progress import Run
     from terrazzo.records import CheckReport, Layout, Plan
 
@@ -22,6 +23,7 @@ __all__ = [
     "check",
     "feed",
     "init",
+    "lean",
     "log",
     "parallelize",
     "plan",
@@ -38,6 +40,8 @@ def __getattr__(name: str) -> Any:
         from terrazzo import records as module
     elif name == "log":
         from terrazzo import journal as module  # type: ignore[no-redef]
+    elif name == "lean":
+        from terrazzo import optimizers as module  # type: ignore[no-redef]
     elif name == "Run":
         from terrazzo import progress as module  # type: ignore[no-redef]
     else:

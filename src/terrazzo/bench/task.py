@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from terrazzo import zoo
 from terrazzo.bench.cases import Case
+from terrazzo.optimizers import lean
 from terrazzo.zoo.convnext import RandomDepth
 
 SEED = 20
@@ -61,7 +62,7 @@ def without_chance(model: nn.Module) -> nn.Module:
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=RATE)
+    return lean(torch.optim.SGD)(parameters, lr=RATE)
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ class _Worker:
         else:
             import torch  # noqa: F401 - what it takes belongs to the process, not to the step
         peer = peers.find(self.job.peer)
-        _load_optimizers()
+        if peer.compiles:
+            import torch._dynamo  # noqa: F401 - the same for it
         _pause(self.job, READY, rss_bytes=_memory_bytes("VmRSS"))
         self.trainer = peer.build(peers.Work(self.job.case, self.device, self.job.workers))
         self._try_choices()
@@ -136,13 +137,6 @@ class _Worker:
             os.fsync(file.fileno())
             # Pages of the file would count as memory of this device.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _load_optimizers() -> None:
-    """The first optimiser of a process makes torch load its compiler: 68 MiB, whoever trains."""
-    import torch
-
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 def _pause(job: Job, phase: str, **facts: object) -> None:

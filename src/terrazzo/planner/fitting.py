@@ -16,7 +16,7 @@ from terrazzo.errors import PlanError
 from terrazzo.planner.explicit import group_title
 from terrazzo.records import Graph, Group, Plan
 from terrazzo.records.units import bytes_text
-from terrazzo.schedule import Combine, Passes, Program, lower
+from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
 from terrazzo.schedule.ledger import LIBRARY_BYTES, WASTE, WEIGHTS_WASTE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
@@ -127,6 +127,9 @@ class _Item:
     flops: int
     first: int
     last: int
+    lasts: tuple[int, ...]
+    """The last that reads it as it was made, and the last that reads it as it was sent on: where
+    these are in other groups, each keeps its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,7 @@ class _Search:
         if (start, end) not in self._runs:
             inside = self.items[start : end + 1]
             self._runs[start, end] = _Run(
-                kept=sum(item.size for item in inside if item.last > end),
+                kept=sum(item.size for item in inside for last in item.lasts if last > end),
                 repeated=sum(item.flops for item in inside if 0 <= item.last <= end),
                 least=sum(item.size for item in inside[:-1] if item.last >= 0),
                 alive=max(
@@ -260,12 +263,16 @@ def _with_borders(graph: Graph, plan: Plan, ends: Sequence[str], passes: int) ->
 
 def _items(program: Program, device: int) -> list[_Item]:
     """The arrays that passes make on one device, in order."""
-    readers: dict[str, list[int]] = {}
+    readers: dict[str, tuple[list[int], list[int]]] = {}
+    origin: dict[str, str] = {}
     made = 0
     for step in program.steps:
-        if isinstance(step, (Passes, Combine)):
+        if isinstance(step, Exchange):
+            origin |= {move.target: move.source for move in step.moves}
+        elif isinstance(step, (Passes, Combine)):
             for name in step.reads:
-                readers.setdefault(name, []).append(made)
+                source = origin.get(name, name)
+                readers.setdefault(source, ([], []))[name in origin].append(made)
         made += isinstance(step, Passes)
     found = []
     for step in program.steps:
@@ -274,7 +281,12 @@ def _items(program: Program, device: int) -> list[_Item]:
             assert boxes is not None
             value = program.graph.values[program.arrays[step.target].value]
             share = boxes[device].size / max(prod(value.shape), 1)
-            again = [min(reader, made - 1) for reader in readers.get(step.target, ())]
+            kinds = [
+                [min(reader, made - 1) for reader in kind]
+                for kind in readers.get(step.target, ())
+                if kind
+            ]
+            again = [reader for kind in kinds for reader in kind]
             found.append(
                 _Item(
                     end=step.target,
@@ -282,6 +294,7 @@ def _items(program: Program, device: int) -> list[_Item]:
                     flops=int(share * sum(_work(program, index) for index in step.nodes)),
                     first=min(again, default=-1),
                     last=max(again, default=-1),
+                    lasts=tuple(map(max, kinds)),
                 )
             )
     return found

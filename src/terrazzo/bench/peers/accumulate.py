@@ -11,6 +11,7 @@ class Accumulate:
     name = "accumulate"
     claims_exact = False
     alone = True
+    compiles = False
 
     def can(self, case: Case, devices: int) -> str | None:
         return "one image: the same as alone" if case.batch == 1 else None

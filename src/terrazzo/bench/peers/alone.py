@@ -14,6 +14,7 @@ class Alone:
     name = "alone"
     claims_exact = True
     alone = True
+    compiles = False
 
     def can(self, case: Case, devices: int) -> str | None:
         return None

@@ -11,6 +11,7 @@ class Core:
     name = "core"
     claims_exact = False  # BatchNorm sees one image at a time
     alone = True
+    compiles = False
 
     def can(self, case: Case, devices: int) -> str | None:
         return None if case.threads > 1 else "a device has one thread here: the same as accumulate"

@@ -24,6 +24,7 @@ class Ddp:
     name = "ddp"
     claims_exact = False  # each replica's BatchNorm sees its own images only
     alone = False
+    compiles = True
 
     def can(self, case: Case, devices: int) -> str | None:
         return too_few_images(case, devices)

@@ -19,6 +19,7 @@ class Fsdp2:
     name = "fsdp2"
     claims_exact = False  # BatchNorm sees its own images only, as in DDP
     alone = False
+    compiles = True
 
     def can(self, case: Case, devices: int) -> str | None:
         return too_few_images(case, devices)

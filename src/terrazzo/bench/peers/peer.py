@@ -71,6 +71,8 @@ class Peer(Protocol):
     """Whether it promises plain PyTorch's gradients."""
     alone: bool
     """Whether only one device works."""
+    compiles: bool
+    """Whether it makes torch load its compiler, as parts of torch do: 67 MiB of the process."""
 
     def can(self, case: Case, devices: int) -> str | None:
         """Why it can't do this; None if it can try."""

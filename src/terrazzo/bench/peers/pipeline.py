@@ -28,6 +28,7 @@ class Pipeline:
     name = "pipeline"
     claims_exact = False  # with more than one microbatch, BatchNorm sees one at a time
     alone = False
+    compiles = True
 
     def can(self, case: Case, devices: int) -> str | None:
         layers = len(costs(zoo.build(case.model), (1, 3, case.side, case.side)))

@@ -22,6 +22,7 @@ from terrazzo.runtime.part import Part
 class Terrazzo:
     claims_exact = True
     alone = False
+    compiles = False
 
     def __init__(self, name: str) -> None:
         self.name = name
