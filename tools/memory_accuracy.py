@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from terrazzo.bench.cases import HALF_SIDES, STANDARD_MODELS, Case
 from terrazzo.bench.seats import Seats
-from terrazzo.bench.task import WithLoss
+from terrazzo.bench.task import Task, WithLoss
 from terrazzo.bench.turn import Job, take_turn
 from terrazzo.cluster import Hosts, LocalHosts
 from terrazzo.errors import PlanError
@@ -35,7 +33,6 @@ from terrazzo.planner.cost import memory_bytes
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.records import Graph, Plan
 from terrazzo.schedule import lower
-from terrazzo.zoo import build
 
 MIB = 1 << 20
 ROOM_BYTES = 10 << 30
@@ -94,14 +91,10 @@ def main() -> None:
 
 
 def _gaps(case: Case, devices: int, files: Sequence[Path], kinds: Sequence[str]) -> Iterator[Gap]:
-    torch.manual_seed(0)
-    images = torch.randn(case.batch, 3, case.side, case.side)
-    graph = export(WithLoss(build(case.model)), (images,)).graph
-    plans = {path.name: Plan.load(path) for path in files}
-    plans |= {} if files else _plans(graph, devices)
-    for kind, plan in plans.items():
-        if not any(word in kind for word in kinds):
-            continue
+    task = Task.make(case)
+    graph = export(WithLoss(task.model), (task.images,)).graph
+    plans: Iterable[tuple[str, Plan]] = ((path.name, Plan.load(path)) for path in files)
+    for kind, plan in plans if files else _plans(graph, devices, kinds):
         program = lower(graph, plan)
         predicted = tuple(memory_bytes(program, device) for device in range(devices))
         what = f"{case.model} {case.side} x{case.batch}, {kind}"
@@ -112,8 +105,8 @@ def _gaps(case: Case, devices: int, files: Sequence[Path], kinds: Sequence[str])
             yield Gap(what, predicted, measured)
 
 
-def _plans(graph: Graph, devices: int) -> dict[str, Plan]:
-    """One plan of each kind, as far as the network has them."""
+def _plans(graph: Graph, devices: int, kinds: Sequence[str]) -> Iterator[tuple[str, Plan]]:
+    """One plan of each of the kinds with one of these words, as far as the network has them."""
     rows = 2 if devices % 2 == 0 else 1
     batch = next(graph.shape(name)[0] for name in graph.inputs if name)
     wanted: dict[str, tuple[str, str, int]] = {
@@ -125,15 +118,15 @@ def _plans(graph: Graph, devices: int) -> dict[str, Plan]:
     if batch >= devices:
         wanted["samples"] = (f"samples:{devices}", "one", 0)
         wanted["samples passes"] = (f"samples:{devices}", "8", 4)
-    found = {}
     for kind, (layout, groups, passes) in wanted.items():
-        number: str | int = int(groups) if groups.isdigit() else groups
-        found[kind] = plan_graph(graph, devices, layout=layout, groups=number, passes=passes)
+        if any(word in kind for word in kinds):
+            number: str | int = int(groups) if groups.isdigit() else groups
+            yield kind, plan_graph(graph, devices, layout=layout, groups=number, passes=passes)
     profile = guessed([BOARD] * devices)
     for objective in ("time", "memory"):
-        wishes = Wishes(objective=objective, profile=profile)
-        found[f"least {objective}"] = wishes.plan(graph, devices)
-    return found
+        if any(word in f"least {objective}" for word in kinds):
+            wishes = Wishes(objective=objective, profile=profile)
+            yield f"least {objective}", wishes.plan(graph, devices)
 
 
 def _measured(case: Case, plan: Plan) -> tuple[int, ...] | str:

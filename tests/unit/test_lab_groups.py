@@ -28,6 +28,7 @@ FILES = {
     "memory.swap.max": "1",
     "memory.current": "4096",
     "memory.peak": "8192",
+    "memory.stat": "anon 1000\nactive_file 900\ninactive_file 100\nkernel 300\nsock 200",
     "memory.events": "low 0\noom 1\noom_kill 3",
     "io.max": "",
 }
@@ -97,6 +98,15 @@ class TestVersion2:
         usage = group.usage()
         assert (usage.memory_bytes, usage.peak_bytes, usage.limit_bytes) == (4096, 8192, 0)
         assert (usage.cpu_s, usage.throttled_s, usage.killed) == (2.5, 1.0, 3)
+
+    def test_files_and_the_kernel_are_not_memory_of_processes(self, group: Group2) -> None:
+        usage = group.usage()
+        assert (usage.processes_bytes, usage.processes_peak_bytes) == (2596, 6692)
+
+    def test_kernels_that_do_not_sum_up_their_own(self, group: Group2) -> None:
+        parts = "slab 100\nkernel_stack 20\npagetables 3\npercpu 4\nsock 200"
+        (group.folder / "memory.stat").write_text(parts)
+        assert group.usage().kernel_bytes == 327
 
     def test_a_peak_is_forgotten_and_read_through_one_open_file(self, tmp_path: Path) -> None:
         """As Linux 6.12 does it: who opens the file anew still finds the old peak."""

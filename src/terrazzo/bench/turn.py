@@ -159,7 +159,7 @@ class _Referee:
         self.idle = said
         self.turn.idle_bytes = self._by_device(said, "rss_bytes")
         if self.lab is not None:
-            self.turn.idle_bytes = [self.lab.usage(d).memory_bytes for d in self.seats.devices]
+            self.turn.idle_bytes = [self.lab.usage(d).processes_bytes for d in self.seats.devices]
 
     def _begin(self, said: Facts) -> None:
         self.full_speed.close()
@@ -176,7 +176,7 @@ class _Referee:
         peaks = self._by_device(said, "peak_bytes")
         if self.lab is not None:
             if self.by_group:
-                peaks = [self.lab.usage(device).peak_bytes for device in self.seats.devices]
+                peaks = [self.lab.usage(d).processes_peak_bytes for d in self.seats.devices]
             pairs = zip(self._counters(self.lab), self.sent, strict=True)
             sent = [(after - before) / len(facts["seconds"]) for after, before in pairs]
         trial = Trial(facts["seconds"], facts["choice"], facts["choice_text"], peaks, sent)

@@ -47,7 +47,7 @@ class _Worker:
         if self.together:
             tz.init(timeout_s=LIMIT_S)
         else:
-            import torch  # noqa: F401 - what it takes belongs to the process, not to the step
+            import torch
         peer = peers.find(self.job.peer)
         if peer.compiles:
             import torch._dynamo  # noqa: F401 - the same for it

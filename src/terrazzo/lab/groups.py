@@ -35,6 +35,18 @@ class Usage:
     """How many processes the kernel ended because memory was full."""
     cache_bytes: int = 0
     """Pages of files among the memory, which the kernel gives up before it ends anybody."""
+    kernel_bytes: int = 0
+    """The kernel's own among the memory: tables of pages and, in version 2 alone, sockets."""
+
+    @property
+    def processes_bytes(self) -> int:
+        """What processes hold themselves: the same in both versions of the kernel's groups."""
+        return self.memory_bytes - self.cache_bytes - self.kernel_bytes
+
+    @property
+    def processes_peak_bytes(self) -> int:
+        """The most of it, where files and the kernel had no more at that moment than now."""
+        return max(self.peak_bytes - self.cache_bytes - self.kernel_bytes, 0)
 
 
 def cached_bytes(stat: Path) -> int:
@@ -43,6 +55,16 @@ def cached_bytes(stat: Path) -> int:
         return 0
     kinds = kernelfile.table(stat)
     return kinds.get("active_file", 0) + kinds.get("inactive_file", 0)
+
+
+def kernel_bytes(stat: Path) -> int:
+    """The kernel's own memory in a group of version 2."""
+    if not stat.exists():
+        return 0
+    kinds = kernelfile.table(stat)
+    parts = ("slab", "kernel_stack", "pagetables", "percpu")
+    own = kinds.get("kernel", sum(kinds.get(part, 0) for part in parts))  # since Linux 5.18
+    return own + kinds.get("sock", 0)
 
 
 class Group(Protocol):

@@ -76,6 +76,7 @@ class Group1:
             name: int(kernelfile.read(memory / f"memory.{name}_in_bytes"))
             for name in ("usage", "max_usage", "limit")
         }
+        kernel = memory / "memory.kmem.usage_in_bytes"  # gone where this memory is not counted
         time_s = 0.0
         if "cpuacct" in self.folders:
             time_s = int(kernelfile.read(self.folders["cpuacct"] / "cpuacct.usage")) * 1e-9
@@ -87,6 +88,7 @@ class Group1:
             throttled_s=kernelfile.table(cpu / "cpu.stat").get("throttled_time", 0) * 1e-9,
             killed=kernelfile.table(memory / "memory.oom_control").get("oom_kill", 0),
             cache_bytes=cached_bytes(memory / "memory.stat"),
+            kernel_bytes=int(kernelfile.read(kernel)) if kernel.exists() else 0,
         )
 
     def reset_peak(self) -> bool:

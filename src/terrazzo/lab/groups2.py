@@ -14,6 +14,7 @@ from terrazzo.lab.groups import (
     PREFIX,
     Usage,
     cached_bytes,
+    kernel_bytes,
     make_folder,
     processes_in,
     remove_folder,
@@ -80,6 +81,7 @@ class Group2:
             throttled_s=cpu.get("throttled_usec", 0) * 1e-6,
             killed=kernelfile.table(self.folder / "memory.events").get("oom_kill", 0),
             cache_bytes=cached_bytes(self.folder / "memory.stat"),
+            kernel_bytes=kernel_bytes(self.folder / "memory.stat"),
         )
 
     def _peak_bytes(self) -> int:

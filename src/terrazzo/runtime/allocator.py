@@ -14,14 +14,16 @@ import os
 from functools import cache
 from typing import Any
 
+from terrazzo.schedule.ledger import HEAP_BYTES
+
 LEAST_BYTES = 4 << 20
 """Less free memory is not worth a look."""
 IDLE = 0.17
 """What may lie idle at the largest moment, of what a step needs then: less costs page faults."""
 LARGE_BYTES = 3 << 20
 """From this size on, blocks get pages of their own where memory is short: few, and never idle."""
-LARGEST_BYTES, KEPT_BYTES = 32 << 20, 1 << 30
-"""Where it is not: the largest block that glibc lets come from its heap, and what it may keep."""
+KEPT_BYTES = 1 << 30
+"""Where it is not: what glibc may keep."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of the C library for what ``mallopt`` sets."""
 STATM = "/proc/self/statm"
@@ -84,11 +86,12 @@ class Room:
         self._before_bytes = self.heap.in_use_bytes()
         return self
 
-    def ease(self) -> None:
-        """Between two pieces of work: returns free pages if the process has grown too large."""
+    def ease(self, more_bytes: int = 0) -> None:
+        """Between two pieces of work: returns free pages if the process has grown too large, or
+        would with ``more_bytes``, which come in blocks of their own and fit into no hole."""
         heap = self.heap
         bound = heap.other_bytes + self._before_bytes + self.most_bytes
-        if heap.resident_bytes() > bound:
+        if heap.resident_bytes() + more_bytes > bound:
             idle = heap.resident_bytes() - heap.other_bytes - heap.in_use_bytes()
             if idle > LEAST_BYTES:
                 heap.trim()
@@ -101,7 +104,7 @@ def keep_memory() -> None:
     glibc otherwise returns the end of its heap to the system between steps, and the next step takes
     it again page by page.
     """
-    _tune(largest_bytes=LARGEST_BYTES, kept_bytes=KEPT_BYTES)
+    _tune(largest_bytes=HEAP_BYTES, kept_bytes=KEPT_BYTES)
 
 
 def _tune(*, largest_bytes: int, kept_bytes: int) -> None:

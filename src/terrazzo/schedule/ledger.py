@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+HEAP_BYTES = 32 << 20
+"""Larger blocks get pages of their own, which are returned when they are freed."""
+MAP_HOLES, WEIGHT_HOLES = 4.25, 3.5
+"""What lies free between blocks in use, where the allocator is left alone: a new map does not fit
+into what a smaller one left, so there are a few holes as large as the largest map, and as the
+largest gradient of a weight (docs/log.md)."""
 WASTE, WEIGHTS_WASTE = 0.3, 0.15
-"""Free memory between maps in use, and between weights with their gradients, where free pages are
-returned in time (plans with passes)."""
-LOOSE, WEIGHTS_LOOSE = 0.45, 0.25
-"""The same where the allocator is left alone (docs/log.md)."""
+"""Where free pages are returned in time (plans with passes) holes are small and many: a part of
+maps in use, and of weights with their gradients."""
 LIBRARY_BYTES = 10 << 20
-"""What a net is made of besides tensors, and what torch's kernels keep once they have run."""
+"""What a net is made of besides tensors, and what torch's kernels keep once they have run; where
+the allocator is left alone, some of that lies in holes."""
+LOOSE_LIBRARY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,9 @@ class Footprint:
     """Maps that wait between the forward and the backward pass."""
     tidy: bool = False
     """Whether free pages are returned in time."""
+    largest_map_bytes: int = 0
+    largest_weight_bytes: int = 0
+    """Of those that come from the heap."""
 
     @property
     def used_bytes(self) -> int:
@@ -45,9 +54,13 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         """With what the allocator wastes."""
-        maps, weights = (WASTE, WEIGHTS_WASTE) if self.tidy else (LOOSE, WEIGHTS_LOOSE)
+        if not self.tidy:
+            holes_bytes = (
+                MAP_HOLES * self.largest_map_bytes + WEIGHT_HOLES * self.largest_weight_bytes
+            )
+            return self.used_bytes + int(holes_bytes) + LOOSE_LIBRARY_BYTES
         lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
-        idle_bytes = maps * (self.used_bytes - lasting_bytes) + weights * lasting_bytes
+        idle_bytes = WASTE * (self.used_bytes - lasting_bytes) + WEIGHTS_WASTE * lasting_bytes
         return self.used_bytes + int(idle_bytes) + LIBRARY_BYTES
 
 

@@ -16,7 +16,7 @@ from terrazzo.records import Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
-from terrazzo.schedule.ledger import Footprint, Ledger
+from terrazzo.schedule.ledger import HEAP_BYTES, Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -53,10 +53,15 @@ class _Walk:
         results = {program.outputs[ref.name] for ref in graph.outputs if isinstance(ref, Ref)}
         self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
-        size = sum(self._weight_bytes(v) for v in weights)
+        sizes = [self._weight_bytes(v) for v in weights]
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
-        tidy = any(group.passes for group in program.plan.groups)
-        self.ledger = Ledger(Footprint(size + rest, tidy=tidy))
+        start = Footprint(
+            sum(sizes) + rest,
+            tidy=any(group.passes for group in program.plan.groups),
+            largest_map_bytes=_largest(map(self._size, filter(self._is_map, program.arrays))),
+            largest_weight_bytes=_largest(sizes),
+        )
+        self.ledger = Ledger(start)
         self.late = Late()
         self.limits = bucket_bytes(program)
         self.buckets: dict[Circle, int] = {}
@@ -287,6 +292,11 @@ class _Walk:
         if tensor.gradient is None or not tensor.size:
             return tensor
         return replace(tensor, gradient=part)
+
+
+def _largest(sizes: Iterable[int]) -> int:
+    """The largest block that comes from the heap."""
+    return max((size for size in sizes if size < HEAP_BYTES), default=0)
 
 
 def _kind(op: str) -> str:

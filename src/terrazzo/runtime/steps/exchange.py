@@ -71,6 +71,7 @@ class ExchangeStep:
         receives: list[Message] = []
         stays: list[tuple[Tensor, Tensor]] = []
         arrivals: list[Arrival] = []
+        run.ease(self.step.writes)
         for tag, move in enumerate(self.moves):
             source = run.held[move.source]
             target = run.held[move.target] = run.empty(move.target)
@@ -136,6 +137,7 @@ class ExchangeStep:
 
     def _arrive_back(self, run: Run) -> None:
         voyage, buffers = run.landing()
+        run.ease(move.source for move in self.moves if move.target in run.live)
         results = [
             (move, _begun(run, move, run.gradient(move.target)))
             for move in self.moves

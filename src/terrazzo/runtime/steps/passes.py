@@ -27,6 +27,7 @@ class PassesStep:
     def forward(self, run: Run) -> None:
         """Nothing is saved; one strip's results inside the chain are alive at a time."""
         run.links.where = self.nodes[-1].title
+        run.ease((self.step.target,))
         result = run.empty(self.step.target)
         held = run.box(self.step.target)
         with torch.no_grad():
@@ -67,8 +68,9 @@ class PassesStep:
         if target not in run.live:
             return
         grad, held = run.gradient(target), run.box(target)
-        totals: dict[str, Tensor] = {}
-        ours: set[str] = set()
+        totals = run.take_exclusive(self.step.reads)  # more is added where it lies
+        ours = set(totals)
+        run.ease(name for name in self.step.reads if name in run.live and name not in ours)
         for strip in self.strips:
             run.ease()
             part = grad[strip.box.within(held).slices()]

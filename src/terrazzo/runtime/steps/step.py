@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,10 +102,12 @@ class Run:
             self.grads[name] = before + grad
             self.exclusive.add(name)
 
-    def ease(self) -> None:
-        """Between two pieces of work: keeps this process as small as it can be."""
+    def ease(self, wanted: Iterable[str] = ()) -> None:
+        """Between two pieces of work: keeps this process as small as it can be, with arrays like
+        those ``wanted`` to be made at once."""
         if self.room is not None:
-            self.room.ease()
+            sizes = (self.box(name).size * self.dtype(name).itemsize for name in wanted)
+            self.room.ease(sum(sizes))
 
     def catch_up(self) -> None:
         """Makes the gradients that had to wait."""
@@ -124,6 +126,12 @@ class Run:
             self.grads[name] = self.zeros(name)
             self.exclusive.add(name)
         return self.grads[name]
+
+    def take_exclusive(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The gradients among these that are ours, taken out to be gone on with."""
+        found = {name: self.grads.pop(name) for name in names if name in self.exclusive}
+        self.exclusive -= found.keys()
+        return found
 
     def gradient(self, name: str) -> Tensor:
         """The gradient of an array this backward pass reaches; zeros if none came from here."""
@@ -193,12 +201,25 @@ class Piece:
         """Gradients of what entered, from gradients of what left."""
         names = [name for name in self.edges if name in grads]
         if names:
-            _, *found = torch.autograd.grad(
-                [self.edges[name] for name in names],
-                [self.token, *self.leaves.values()],
-                [grads[name] for name in names],
-                allow_unused=True,
+            _, *found = _differentiate(
+                tuple(self.edges[name] for name in names),
+                (self.token, *self.leaves.values()),
+                tuple(grads[name] for name in names),
             )
             given = zip(self.leaves, found, strict=True)
             self.sink.update((name, grad) for name, grad in given if grad is not None)
         return self.sink
+
+
+def _differentiate(
+    edges: tuple[GradientEdge, ...], inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]
+) -> Sequence[Tensor | None]:
+    """``torch.autograd.grad`` without its look at the shapes of gradients, which loads sympy: 33
+    MiB of every process, to say that shapes of ours are as they were."""
+    engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if engine is None:  # torch may rename it
+        return torch.autograd.grad(edges, inputs, grads, allow_unused=True)
+    found: Sequence[Tensor | None] = engine(
+        edges, grads, False, False, inputs, allow_unreachable=True, accumulate_grad=False
+    )
+    return found
