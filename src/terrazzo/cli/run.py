@@ -110,6 +110,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
+    if options.resume and options.run_dir and options.resume.name == options.run_dir.name:
+        raise UsageError(  # devices know a run by that name alone
+            f"--run-dir {options.run_dir} and --resume {options.resume} have one name: choose "
+            "another for the new run"
+        )
     if options.restarts < 0:
         raise UsageError(f"--restarts {options.restarts} is negative; give 0 for never")
     command = [sys.executable, options.script, *options.arguments]
@@ -118,7 +123,10 @@ def run(options: argparse.Namespace) -> int:
             command[1] = bring_code(hosts, Path(options.script))
         if options.no_record:
             survive = not options.no_recovery and len(hosts.names) > 1
-            result = launch(command, hosts, grace_s=options.grace, survive=survive)
+            result = launch(
+                command, hosts, grace_s=options.grace, survive=survive,
+                per_device_env=_resumed(options, hosts),
+            )  # fmt: skip
         else:
             result = _recorded(command, hosts, options)
     if result.failure:
@@ -163,8 +171,13 @@ def _flag(word: str) -> str:
     return word.partition("=")[0]
 
 
+def _resumed(options: argparse.Namespace, hosts: Hosts) -> list[dict[str, str]] | None:
+    return None if options.resume is None else resume.environments(options.resume, hosts)
+
+
 def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> LaunchResult:
     name = Path(options.script).stem
+    given = _resumed(options, hosts)
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
     if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
@@ -176,10 +189,11 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
             name=name,
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
-            restarts=0 if isinstance(hosts, SshHosts) else options.restarts,
+            restarts=options.restarts,
             board=True,
             on=options.on,
-            env=None if options.resume is None else resume.environment(options.resume, hosts),
+            typed=[sys.executable, options.script, *options.arguments],
+            per_device_env=given,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"
