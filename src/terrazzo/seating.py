@@ -13,13 +13,14 @@ from terrazzo.power.gears import Gears, Shift
 from terrazzo.records import Plan
 from terrazzo.records.seat import Seat
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.phase import PhaseWatch
 
 PLAN = "TERRAZZO_PLAN"
 """The variable that holds the plan of a run as JSON, where ``terrazzo run`` was given one."""
 KNOBS = "TERRAZZO_KNOBS"
 """The variable that names the folder in which this device's knobs are, where that is not /."""
-MODE, REFUSED = "mode: ", "mode refused: "
-"""How notes begin that tell of modes; the same words as in reports."""
+PHASE, MODE, REFUSED = "phase: ", "mode: ", "mode refused: "
+"""How notes begin that tell of phases and modes."""
 
 
 def take_seat(links: Links, environment: Mapping[str, str], number: int) -> None:
@@ -50,6 +51,22 @@ def take_seat(links: Links, environment: Mapping[str, str], number: int) -> None
     atexit.register(_close, gears)
     record(links, gears.begin())
     links.gears = gears
+    if gears.phases:
+        _follow_phases(links, gears)
+
+
+def _follow_phases(links: Links, gears: Gears) -> None:
+    """From now on every phase is in its own mode, where that pays."""
+    recorder = links.recorder
+    if recorder is None:
+        _say("phases are known from what is recorded: without that, one mode is for all of them")
+        return
+
+    def enter(phase: str) -> None:
+        recorder.note(PHASE + phase)
+        record(links, gears.enter(phase))
+
+    recorder.watch = PhaseWatch(enter, lambda: record(links, gears.go_on()))
 
 
 def record(links: Links, shift: Shift | None) -> None:

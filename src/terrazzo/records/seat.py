@@ -8,6 +8,9 @@ from typing import Any
 
 from terrazzo.records.modes import Mode
 
+INPUT, COMPUTE, EVALUATION, WAITING = PHASES = ("input", "compute", "evaluation", "waiting")
+"""Phases of a training: it waits for its data, computes, is evaluated, waits for other devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
