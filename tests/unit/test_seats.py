@@ -83,6 +83,16 @@ class TestTables:
         with pytest.raises(UsageError, match="says nothing of nano"):
             load_modes([f"pi5={path}"], ["nano"])
 
+    def test_phases_have_modes_of_their_own_where_those_take_less(self, tmp_path):
+        lines = ["cores,cpu_hz,time_s,power_w,phase"]
+        for line in self.TUNED.splitlines()[1:]:
+            knobs, _, power_w = line.rpartition(",")
+            lines += [f"{line},compute", f"{knobs.rpartition(',')[0]},0.5,{power_w},evaluation"]
+        (tmp_path / "rows.csv").write_text("\n".join(lines))
+        (modes,) = load_modes([str(tmp_path / "rows.csv")], ["pi5-0"])
+        assert [mode.slowness for mode in modes] == [1.0, 1.5, 2.5]
+        assert [mode.phases for mode in modes] == [(("evaluation", CALM),)] * 2 + [()]
+
     def test_knobs_may_be_written_by_hand(self, tmp_path):
         path = tmp_path / "own.csv"
         path.write_text(

@@ -76,7 +76,7 @@ def choose(
 def seated(best: Thrifty, profile: Profile) -> Plan:
     """The plan with the names of its devices and their modes, as it is kept."""
     seats = tuple(
-        Seat(profile.devices[place].name, mode.mode)
+        Seat(profile.devices[place].name, mode.mode, mode.phases)
         for place, mode in zip(best.places, best.modes, strict=True)
     )
     return replace(best.tried.plan, seats=seats)

@@ -15,7 +15,7 @@ in. ``device`` is a device's name, a kind (pi5 for pi5-0, pi5-1, ...) or * for a
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -23,11 +23,14 @@ from pathlib import Path
 from terrazzo.errors import UsageError
 from terrazzo.records.modes import Measured, Mode, ModeTable
 from terrazzo.records.power import IDLE_PART
+from terrazzo.records.seat import COMPUTE
 
 COLUMNS = ("device", "mode", "slowness", "busy_w", "idle_w")
 ALL = "*"
 MOST_MODES = 12
 """Of a device's measured ones: every one more is tried in every plan."""
+WORTH = 0.02
+"""What another mode has to save in a phase, relatively."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,23 @@ class PlanMode:
     idle_w: float
     mode: Mode | None = None
     """The knobs that put a device into it; None: they are not known."""
+    phases: tuple[tuple[str, Mode], ...] = ()
+    """Modes of other phases that take less energy in them."""
 
 
 def load_modes(paths: Sequence[str], names: Sequence[str]) -> tuple[tuple[PlanMode, ...], ...]:
     """For each device its modes, the fastest first, from tables ``FILE`` or ``DEVICE=FILE``."""
     found: dict[str, list[PlanMode]] = {}
     for text in paths:
-        device, _, name = ("", "", text) if Path(text).is_file() else text.rpartition("=")
-        for key, modes in _table(Path(name), device).items():
+        device, path = _whose(text)
+        for key, modes in _table(path, device).items():
             found.setdefault(key, []).extend(modes)
     return tuple(_modes_of(name, found, ", ".join(paths)) for name in names)
+
+
+def _whose(text: str) -> tuple[str, Path]:
+    device, _, name = ("", "", text) if Path(text).is_file() else text.rpartition("=")
+    return device, Path(name)
 
 
 def _table(path: Path, device: str) -> dict[str, list[PlanMode]]:
@@ -61,7 +71,7 @@ def _table(path: Path, device: str) -> dict[str, list[PlanMode]]:
         raise UsageError(f"power table {path} cannot be read: {error}") from error
     head = [cell.strip().lower() for cell in lines[0]] if lines else []
     if not set(COLUMNS) & set(head):
-        return {device or ALL: _measured(ModeTable.load(path).rows)}
+        return {device or ALL: _measured(ModeTable.load(path).phases())}
     if len(lines) < 2 or set(COLUMNS) - set(head):
         raise UsageError(
             f"power table {path} needs the columns {', '.join(COLUMNS)}, or to be one that "
@@ -91,12 +101,13 @@ def _row(row: Mapping[str, str], where: str) -> PlanMode:
     return PlanMode(row["mode"], slowness, busy_w, idle_w, mode if knobs else None)
 
 
-def _measured(rows: Sequence[Measured]) -> list[PlanMode]:
+def _measured(tables: Mapping[str, ModeTable]) -> list[PlanMode]:
     """Modes as they were tuned: those that none beats in both time and power.
 
     A device is taken to have been profiled in its fastest mode.
     """
-    rows = [row for row in rows if row.phase in ("", rows[0].phase)]
+    main = COMPUTE if COMPUTE in tables else next(iter(tables))
+    rows = tables[main].rows
     front = [
         row
         for row in rows
@@ -110,13 +121,28 @@ def _measured(rows: Sequence[Measured]) -> list[PlanMode]:
     front.sort(key=lambda row: row.step_s)
     count = min(len(front), MOST_MODES)
     kept = [front[round(n * (len(front) - 1) / max(count - 1, 1))] for n in range(count)]
+    others = {name: table.rows for name, table in tables.items() if name != main}
     fastest_s = front[0].step_s
     return [
         PlanMode(
-            row.mode.text, row.step_s / fastest_s, row.power_w, IDLE_PART * row.power_w, row.mode
+            row.mode.text,
+            row.step_s / fastest_s,
+            row.power_w,
+            IDLE_PART * row.power_w,
+            mode=row.mode,
+            phases=tuple(_cheaper(row.mode, others)),
         )
         for row in kept
     ]
+
+
+def _cheaper(mode: Mode, phases: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[str, Mode]]:
+    """Phases in which another mode takes less energy, by more than is doubtful."""
+    for name, rows in phases.items():
+        best = min(rows, key=lambda row: row.step_j)
+        here = next((row for row in rows if row.mode == mode), None)
+        if here is not None and best.step_j < (1 - WORTH) * here.step_j:
+            yield name, best.mode
 
 
 def _modes_of(name: str, found: Mapping[str, list[PlanMode]], where: str) -> tuple[PlanMode, ...]:
