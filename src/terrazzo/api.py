@@ -36,6 +36,7 @@ from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
 from terrazzo.runtime.start import join, told_without
+from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 
@@ -99,6 +100,7 @@ def init(
         every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
         recorder = Recorder(Path(folder), number, every_until=every)
         links.recorder = recorder.with_energy(energy)
+    take_seat(links, os.environ, int(os.environ.get("RANK", links.device)))
     return links.device
 
 
@@ -189,6 +191,8 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
+    if plan is None:
+        plan = _handed_over(links, wishes)
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     planner = Planner(
         links,
@@ -213,6 +217,16 @@ def parallelize(
 
     together(links, begin)
     return net
+
+
+def _handed_over(links: Links, wishes: Wishes) -> Plan | None:
+    """The plan of ``terrazzo run --plan``, for a script that leaves it open."""
+    if links.given is None or wishes == Wishes():
+        return links.given
+    if links.device == 0:
+        words = "the script says how to plan: of --plan only the power modes hold"
+        print(f"terrazzo: {words}", file=sys.stderr)
+    return None
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -272,6 +286,7 @@ def check(
         if isinstance(leaf, torch.Tensor):  # drawn at random, it may differ between devices
             leaf.copy_(links.broadcast(leaf.detach().clone().contiguous()))
     _same_model(exact, links)
+    plan = links.given if plan is None else plan
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
     net = parallelize(
