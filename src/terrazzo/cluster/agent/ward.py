@@ -109,11 +109,12 @@ class Ward:
 
     def _tell_where(self) -> None:
         """Only the starter can bring it to a device that comes back."""
-        with suppress(KeyError, FileNotFoundError, UnicodeDecodeError):
+        text = self._told_where
+        with suppress(KeyError, OSError, UnicodeDecodeError):
             text = Path(self._secrets.paths[WHERE]).read_text(encoding="utf-8")
-            if text != self._told_where:
-                self._frames.send(MEMBERS, text.encode())
-                self._told_where = text
+        if text != self._told_where:
+            self._frames.send(MEMBERS, text.encode())
+            self._told_where = text
 
     def _pump(self, pipe: IO[bytes], kind: bytes) -> None:
         with suppress(OSError):
