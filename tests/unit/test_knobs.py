@@ -97,6 +97,23 @@ def test_presets_are_read_as_modes_and_those_that_need_a_reboot_left_alone(rig, 
     assert preset.mode["mem_hz"] == 3199e6
 
 
+def test_presets_that_gate_as_the_present_one_need_no_reboot(rig, panel):
+    """Real files say in every model which cores of the GPU are on."""
+    models = [("MAXN", 252), ("15W", 252), ("7W", 254)]
+    text = "\n".join(
+        f"< POWER_MODEL ID={n} NAME={name} >\nTPC_POWER_GATING TPC_PG_MASK {mask}\n"
+        for n, (name, mask) in enumerate(models)
+    )
+    (rig.root / "etc/nvpmodel.conf").write_text(text + "< PM_CONFIG DEFAULT=1 >\n")
+    found = {preset.name: preset.mode is not None for preset in presets(rig.root, panel.knobs)}
+    assert found == {"MAXN": True, "15W": True, "7W": False}
+    status = rig.root / "var/lib/nvpmodel/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("pmode:0002\n")
+    found = {preset.name: preset.mode is not None for preset in presets(rig.root, panel.knobs)}
+    assert found == {"MAXN": False, "15W": False, "7W": True}
+
+
 class TestKeeper:
     def test_the_state_is_on_disk_before_the_first_change(self, rig, panel, tmp_path):
         keeper, before = Keeper(tmp_path / "deep" / "state.json"), tree(rig)

@@ -174,6 +174,7 @@ class Told:
     """A meter that says what it is told to."""
 
     name, covers, is_measured, interval_s = "told", "board", True, 0.1
+    error, moves_s, window_s = 0.0, 20.0, 1.0
 
     def __init__(self, *readings: Reading) -> None:
         self.readings = list(readings)
@@ -217,6 +218,23 @@ def test_a_counter_that_moves_in_steps_loses_nothing():
         account.take(at_s)
     assert account.joules == pytest.approx(140.0)
     assert account.refused == 0
+    assert account.watts < 1000  # not 35 kW for two thousandths of a second
+
+
+def test_a_gauge_that_is_slow_by_nature_does_not_hang(tmp_path):
+    """Firmware looks at a battery once in a minute or so."""
+    rig = rig_of(tmp_path, "battery")
+    sampler = Sampler(meters_of(rig).used, clock=rig.clock)
+    assert sampler.window_s == 60.0
+    for frozen_s, hangs in ((100.0, False), (200.0, True)):
+        rig.pause(1.0)
+        sampler.sample()
+        rig.frozen, begun_s = True, rig.time_s
+        while rig.time_s < begun_s + frozen_s:
+            rig.pause(2.0)
+            sampler.sample()
+        rig.frozen = False
+        assert bool(sampler.doubts) == hangs
 
 
 def test_a_counter_that_begins_anew_has_not_wrapped_around(tmp_path):

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,8 @@ class Estimator:
     covers: str = BOARD
     is_measured: bool = False
     interval_s: float = 0.25
+    moves_s: float = inf
+    window_s: float = 1.0
     of: str = ""
     """What it stands for, where that is not this device."""
     _began: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
@@ -122,6 +125,10 @@ class Estimator:
     @property
     def name(self) -> str:
         return f"{self.of}estimate from processor time, off by up to {self.calibration.error:.0%}"
+
+    @property
+    def error(self) -> float:
+        return self.calibration.error
 
     def read(self) -> Reading:
         seconds = self.clock() - self._began[0]

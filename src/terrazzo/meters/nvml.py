@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from terrazzo.errors import KnobError, MeterError
-from terrazzo.meters.meter import GPU, Reading, sensible
+from terrazzo.meters.meter import GPU, MOVES_S, Reading, sensible
 
 LIBRARY = "libnvidia-ml.so.1"
 MEANINGS = {
@@ -117,6 +117,9 @@ class NvmlMeter:
     covers: str = GPU
     is_measured: bool = True
     interval_s: float = 0.1
+    error: float = 0.05
+    moves_s: float = MOVES_S
+    window_s: float = 1.0
 
     @property
     def name(self) -> str:

@@ -104,7 +104,9 @@ class Assistant:
         except json.JSONDecodeError:
             raise KnobError(f"the power helper says: {line.strip()}") from None
         if "error" in answer:
-            raise KnobError(answer["error"])
+            refusal = KnobError(answer["error"])
+            refusal.knob = str(answer.get("knob", ""))
+            raise refusal
         return answer
 
 

@@ -62,8 +62,11 @@ class Panel:
         wanted = dict(mode.values)
         try:
             for knob in self._ordered(wanted):
-                knob.set(wanted[knob.name])
-        except PowerError:
+                name = knob.name
+                knob.set(wanted[name])
+        except PowerError as error:
+            if isinstance(error, KnobError):
+                error.knob = name
             with suppress(PowerError):  # the first refusal is the one to tell
                 self.restore(before)
             raise
