@@ -13,6 +13,7 @@ from terrazzo.cli.tuning import take_own
 from terrazzo.errors import PowerError, UsageError
 from terrazzo.power.phases import Change, Phase, schedule
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
+from terrazzo.records.event import Event
 from terrazzo.records.modes import Mode, ModeTable
 
 WORK = Workload("test", flops=2e10, bytes=2e9, launches=300, input_cycles=1e8)
@@ -57,6 +58,17 @@ class TestShow:
         text = capsys.readouterr().out
         assert "PMIC, 4 rails summed" in text
         assert "throttled since the start" in text
+
+    def test_a_processor_that_counts_for_itself_alone(self, tmp_path, capsys):
+        board = load_board("orin-like")
+        rig = Rig(board, tmp_path / "board", workload=WORK, sensors=("rapl",))
+        (rig.root / "sys/class/hwmon/hwmon1").mkdir(parents=True)
+        (rig.root / "sys/class/hwmon/hwmon1/oc2_event_cnt").write_text("7\n")
+        assert main(["power", "show", "--root", str(rig.root)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "measured, but of the processor alone" in text
+        assert "RAPL package-0: covers the processor, taken to be off by up to 5%" in text
+        assert "clocks were cut 7 times" in text
 
     def test_nothing_at_all(self, tmp_path, capsys):
         assert main(["power", "show", "--root", str(tmp_path)]) == 0
@@ -247,3 +259,32 @@ def test_a_meters_readings_are_kept_for_the_estimator(tmp_path, capsys):
     assert main(["power", "calibrate"]) == 2
     assert main(["power", "calibrate", "--run", "nowhere", "--energy", "1Wh"]) == 2
     assert main(["power", "calibrate", "--run", "nowhere"]) == 2
+
+
+def recorded(folder: Path, *, measured: float = 1.0) -> Path:
+    """A run of 30 s with a streamed meter: first idle at 3 W, then two busy cores at 5 W."""
+    folder.mkdir()
+    notes = [("meter: external meter", 0.0, {"measured": measured, "whole": 1.0})]
+    for second in range(31):
+        busy_s, joules = max(second - 15, 0) * 2.0, 3.0 * second + 2.0 * max(second - 15, 0)
+        notes.append(("energy", second, {"joules": joules, "watts": 3.0, "busy_s": busy_s}))
+    lines = [
+        Event(0, 1, "forward", "note", name, at_s, at_s, 0, tuple(told.items())).to_line()
+        for name, at_s, told in notes
+    ]
+    (folder / "events-0.jsonl").write_text("\n".join([*lines, ""]))
+    return folder
+
+
+def test_a_meter_that_was_streamed_into_a_run_calibrates_the_estimator(tmp_path, capsys):
+    run = recorded(tmp_path / "run")
+    assert main(["power", "calibrate", "--run", str(run)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "idle 3.00 W, 1.00 W for each busy core" in text and "6 readings" in text
+    estimated = recorded(tmp_path / "estimated", measured=0.0)
+    assert main(["power", "calibrate", "--run", str(estimated)]) == 2
+    assert "give --energy too" in capsys.readouterr().err
+    assert main(["power", "calibrate", "--run", str(estimated), "--energy", "120J"]) == 0
+    (run / "lab.json").write_text("{}")
+    assert main(["power", "calibrate", "--run", str(run)]) == 2
+    assert "a run on emulated devices" in capsys.readouterr().err

@@ -126,12 +126,13 @@ def _peak(choice: Choice, goal: Goal) -> list[str]:
 
 def _compared(outcome: Outcome, rows: dict[Mode, Measured]) -> list[str]:
     """The choice beside what the device would do by itself or in a preset."""
-    best, found = outcome.tuning.choice.best, []
+    best = outcome.tuning.choice.best
+    names: dict[Mode, list[str]] = {}
     for _, label, mode in outcome.named:
-        row = rows.get(mode)
-        if row is not None and mode != best.mode:
-            found.append(
-                f"Against {label}: {best.step_j / row.step_j - 1:+.0%} energy, "
-                f"{best.step_s / row.step_s - 1:+.0%} time."
-            )
-    return found
+        if mode in rows and mode != best.mode:
+            names.setdefault(mode, []).append(label)
+    return [
+        f"Against {' and '.join(labels)}: {best.step_j / rows[mode].step_j - 1:+.0%} energy, "
+        f"{best.step_s / rows[mode].step_s - 1:+.0%} time."
+        for mode, labels in names.items()
+    ]

@@ -14,7 +14,8 @@ from pathlib import Path
 from terrazzo.cli.search import held, reference_of, search, window_s
 from terrazzo.cli.tuned import finish
 from terrazzo.errors import PowerError, UsageError
-from terrazzo.meters.estimator import kept, machine_busy_s
+from terrazzo.meters.busy import machine_busy_s
+from terrazzo.meters.estimator import kept
 from terrazzo.meters.probe import find
 from terrazzo.meters.sampler import Sampler
 from terrazzo.power.assistant import Assistant

@@ -19,6 +19,11 @@ MEANINGS = {
     15: "the GPU was lost",
 }  # fmt: skip
 
+THROTTLED = {
+    0x4: "held by its power limit", 0x8: "slowed by hardware", 0x20: "slowed for heat",
+    0x40: "slowed by hardware for heat", 0x80: "slowed by a power brake",
+}  # fmt: skip
+
 
 class Nvml:
     """The library, initialised."""
@@ -53,6 +58,11 @@ class Nvml:
         self._call(name, handle, ctypes.byref(value))
         return int(value.value)
 
+    def number_of(self, name: str, handle: Any, which: int) -> int:
+        value = ctypes.c_uint()
+        self._call(name, handle, ctypes.c_uint(which), ctypes.byref(value))
+        return value.value
+
     def pair(self, name: str, handle: Any) -> tuple[int, int]:
         low, high = ctypes.c_uint(), ctypes.c_uint()
         self._call(name, handle, ctypes.byref(low), ctypes.byref(high))
@@ -86,6 +96,15 @@ class NvmlGpu:
         """Since the driver was loaded; GPUs before Volta don't count."""
         name = "nvmlDeviceGetTotalEnergyConsumption"
         return self.nvml.number(name, self.handle, ctypes.c_ulonglong) / 1e3
+
+    def heat_c(self) -> float:
+        return float(self.nvml.number_of("nvmlDeviceGetTemperature", self.handle, 0))
+
+    def throttling(self) -> list[str]:
+        """Why its clocks are lower now than they could be."""
+        name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        bits = self.nvml.number(name, self.handle, ctypes.c_ulonglong)
+        return [words for bit, words in THROTTLED.items() if bits & bit]
 
     def limit_w(self) -> float:
         return self.nvml.number("nvmlDeviceGetPowerManagementLimit", self.handle) / 1e3
@@ -129,6 +148,22 @@ class NvmlMeter:
         if self.counts:
             return Reading(joules=self.gpu.joules())
         return Reading(watts=sensible(self.gpu.watts(), self.name))
+
+
+def heat(library: str = LIBRARY) -> list[str]:
+    """Of each GPU that tells it: how warm it is, and what slows it down."""
+    found = []
+    try:
+        gpus = Nvml(library).gpus()
+    except MeterError:
+        return []
+    for gpu in gpus:
+        try:
+            words = [f"GPU {gpu.index} {gpu.heat_c():.0f} degrees C", *gpu.throttling()]
+        except MeterError:
+            continue
+        found.append(", ".join(words))
+    return found
 
 
 def probe(library: str = LIBRARY) -> list[NvmlMeter]:

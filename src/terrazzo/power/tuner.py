@@ -30,6 +30,8 @@ from terrazzo.records.modes import Measured, Mode
 FIRST, MOST = 12, 50
 LOW = 4
 """Under a limit of power the first few are the lowest of so many times as many."""
+SLOW = 20.0
+"""Times the fastest seen so far: such a mode is not worth the time that measuring it takes."""
 REFUSALS = 5
 """After so many modes in a row that the device would not take, no other is tried."""
 TWICE = 2
@@ -152,16 +154,19 @@ class _Search:
     # ---- measuring -----------------------------------------------------------------------
 
     def consider(self, mode: Mode) -> None:
-        """Measures one of the first modes, unless it is known or would break a limit of power."""
+        """Measures one of the first modes, unless it is known, or would break a limit of power, or
+        take so long that nobody would choose it."""
         asked = mode.without(self.left_alone)
         if asked in self.refused or any(row.mode == asked for row in self.rows):
             return
-        if self.goal.max_power_w is not None and len(self.rows) >= LEAST:
-            told = self._predictor().at([asked])
-            if told.power_w[0] > self.goal.max_power_w:
-                self.say(
-                    f"not tried {asked.text}: about {told.power_w[0]:.3g} W are to be expected"
-                )
+        if len(self.rows) >= LEAST:
+            told, most_w = self._predictor().at([asked]), self.goal.max_power_w
+            step_s, power_w = float(told.step_s[0]), float(told.power_w[0])
+            if step_s > SLOW * min(row.step_s for row in self.rows):
+                self.say(f"not tried {asked.text}: about {step_s:.3g} s a step")
+                return
+            if most_w is not None and power_w > most_w:
+                self.say(f"not tried {asked.text}: about {power_w:.3g} W")
                 return
         self.measure(asked)
 

@@ -75,6 +75,8 @@ def watts_text(watts: float) -> str:
 
 def joules_text(joules: float) -> str:
     """``2.1 mJ``, ``6.31 J``, ``1.2 kJ``, ``3.4 Wh``."""
+    if not joules:
+        return "0 J"
     if joules >= 36_000:
         return f"{joules / 3600:.3g} Wh"
     for limit, scale, unit in ((1000, 1e3, "kJ"), (1, 1.0, "J"), (1e-3, 1e-3, "mJ")):
