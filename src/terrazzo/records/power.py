@@ -68,7 +68,7 @@ def _amount(text: str, units: Mapping[str, float], wanted: str) -> float:
 
 def watts_text(watts: float) -> str:
     """``850 mW``, ``6.31 W``, ``121 W``."""
-    if watts < 1:
+    if watts < 0.9995:  # else it would read 1000 mW
         return f"{watts * 1e3:.0f} mW"
     return f"{watts:.{0 if watts >= 100 else 1 if watts >= 10 else 2}f} W"
 
