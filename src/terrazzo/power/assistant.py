@@ -22,22 +22,32 @@ ANSWER_S = 60.0
 
 
 class Assistant:
-    """A switch whose work is done by a helper process, which puts the device back when we go."""
+    """A switch whose work is done by a helper process, which puts the device back when we go.
+
+    One that stands ``apart`` is in a session of its own: what ends this process's whole group
+    spares it, and it can still do so.
+    """
 
     def __init__(
         self,
         command: Sequence[str] = ("sudo", "-n", *HELPER),
         *,
+        apart: bool = False,
         answers_within_s: float = ANSWER_S,
     ) -> None:
-        self._command, self._answers_within_s = tuple(command), answers_within_s
+        self._command, self._apart = tuple(command), apart
+        self._answers_within_s = answers_within_s
         self._process: subprocess.Popen[str] | None = None
         self._knobs: dict[str, tuple[float, ...]] = {}
 
     def __enter__(self) -> Assistant:
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=self._apart,
             )
         except OSError as error:
             raise KnobError(f"the power helper cannot be started: {error}") from error
@@ -66,7 +76,8 @@ class Assistant:
         self._process = None
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
-            process.stdin.close()  # by which it knows
+            process.stdin.write('{"do": "leave"}\n')
+            process.stdin.close()
         try:
             status: int | None = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

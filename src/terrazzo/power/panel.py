@@ -13,6 +13,7 @@ from terrazzo.meters.meter import text_of
 from terrazzo.power.accelerator import GpuClock, GpuLimit, MemoryClock
 from terrazzo.power.cpu import Cores, CpuClock
 from terrazzo.power.knob import Files, Knob
+from terrazzo.power.lockedclock import LockedClock
 from terrazzo.power.sysfs import Sysfs
 from terrazzo.records.modes import Mode, value_text
 
@@ -44,6 +45,8 @@ class Panel:
         found: list[Knob] = [*Cores.find(sysfs), *CpuClock.find(sysfs)]
         found += [*GpuClock.find(sysfs), *MemoryClock.find(sysfs)]
         if str(sysfs.root) == "/":
+            known = {knob.name for knob in found}
+            found += [knob for knob in LockedClock.find() if knob.name not in known]
             found += GpuLimit.find()
         return cls(tuple(found), sysfs)
 
