@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL, PLACE
+from terrazzo.measure.key import MODEL, PLACE, WHERE
 from terrazzo.measure.store import ProfileStore
+from terrazzo.measure.together import are_apart, measure_together
 from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
@@ -24,6 +25,7 @@ from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
+from terrazzo.records.units import seconds_text
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
@@ -32,6 +34,9 @@ PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
 """A plan for one graph; a plan that other graphs follow; none; a wish that nothing can mean."""
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
+MEASURE, OFF = "TERRAZZO_MEASURE", ("off", "0", "no")
+MEASURE_S = 20.0
+"""At most so long operators are timed; links take a few seconds more."""
 
 
 def kept_profile(
@@ -58,10 +63,17 @@ def informed(
     if not wishes.is_open or devices == 1:
         return wishes
     if profile is None:
-        profile = kept_profile(graph, devices, environment=os.environ)
+        profile = _kept_here(graph, devices)
     elif not isinstance(profile, Profile):
         profile = Profile.load(Path(profile))
     return replace(wishes, profile=profile)
+
+
+def _kept_here(graph: Graph, devices: int) -> Profile | None:
+    """The profile of these devices, as far as a script can know where it runs."""
+    place = os.environ.get(WHERE, "")
+    found = kept_profile(graph, devices, environment=os.environ, place=place)
+    return found if found is None or found.key.get("torch") == Machine.here().torch else None
 
 
 class Planner:
@@ -79,14 +91,16 @@ class Planner:
         *,
         plan: Plan | None = None,
         profile: Profile | str | Path | None = None,
+        measures: bool = False,
     ) -> None:
+        """``measures``: where there is no profile yet, devices on several machines make one."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
         self.links, self.wishes, self.profile = links, wishes, profile
-        self._given = plan
+        self._given, self._measures, self._is_new = plan, measures, False
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
 
@@ -103,6 +117,7 @@ class Planner:
         elif not self.wishes.is_open:
             plan = self.wishes.plan(graph, self.links.devices)
         else:
+            self._measure(graph)
             plan = self._shipped(graph)
         if self._foreseen is None:
             self._foresee(graph, plan)
@@ -148,6 +163,7 @@ class Planner:
         else:
             self.profile = None
         self._given = self._first = self._foreseen = None
+        self._measures = False  # who lost a device wants to go on
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -155,6 +171,45 @@ class Planner:
         return self._foreseen
 
     # ---- plans ---------------------------------------------------------------------------
+
+    def _measure(self, graph: Graph) -> None:
+        """Devices that nobody has measured with this model do it now, once: device 0 keeps it."""
+        links, data = self.links, None
+        if links.devices == 1 or not self._measures:
+            return
+        if links.device == 0:
+            wanted = self.profile is None and _kept_here(graph, links.devices) is None
+            data = PLANNED if wanted and os.environ.get(MEASURE, "").lower() not in OFF else REFUSED
+        if links.broadcast_bytes(data) == REFUSED or not are_apart(links):
+            return
+        self._measures = False
+        place = os.environ.get(WHERE) or f"{links.devices} devices"
+        found = measure_together(
+            links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
+        )
+        if isinstance(found, Profile):
+            self.profile, self._is_new = found, True
+        if links.device == 0:
+            self._keep(found)
+
+    def _progress(self) -> Callable[[str], None]:
+        if self.links.device != 0:
+            return lambda text: None
+        _say(
+            f"these devices were not measured with this model yet: that takes about half a minute, "
+            f"once, and a plan for them comes of it ({MEASURE}=off leaves it out)"
+        )
+        return lambda text: _say(f"measuring {text}")
+
+    def _keep(self, found: Profile | str) -> None:
+        if isinstance(found, str):
+            _say(f"measuring failed ({found}): the plan is a grid of tiles")
+            return
+        try:
+            path = ProfileStore.usual(os.environ).keep(found)
+            _say(f"measured, and kept as {path}; planning")
+        except (OSError, UsageError) as error:
+            _say(f"measured; it could not be kept for the next time: {error}")
 
     def _obeyed(self, graph: Graph, plan: Plan) -> Plan:
         if graph.digest != plan.graph:
@@ -198,7 +253,7 @@ class Planner:
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
-        prices = Prices(profile)
+        prices = Prices(profile, delivered=self.wishes.delivered)
         new_s, old_s = (
             predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
         )
@@ -214,6 +269,12 @@ class Planner:
             try:
                 prediction = self._predicted(graph, plan)
                 letter["compute_s"] = prediction and prediction.net_compute_s
+                if prediction is not None and self._is_new:
+                    _say(
+                        f"planned: {len(plan.groups)} groups of layers, "
+                        f"{seconds_text(prediction.step_s)} a step predicted"
+                    )
+                self._is_new = False
             except TerrazzoError as error:
                 letter["error"], prediction = str(error), None
             if links.recorder is not None:
@@ -228,13 +289,14 @@ class Planner:
     def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
         profile, devices = self.profile, self.links.devices
         if profile is None:
-            profile = kept_profile(graph, devices, environment=os.environ)
+            profile = _kept_here(graph, devices)
         elif not isinstance(profile, Profile):
             profile = Profile.load(Path(profile))
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+        prices = Prices(profile, delivered=self.wishes.delivered)
+        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None
@@ -254,10 +316,14 @@ class Planner:
             print(f"terrazzo: the plan is not recorded: {error}; training goes on", file=sys.stderr)
 
 
+def _say(text: str) -> None:
+    print(f"terrazzo: {text}", file=sys.stderr, flush=True)
+
+
 def _kind(layout: str | Layout) -> str:
     """A layout for any number of devices that cuts as this one does; the grid of tiles is open."""
     if isinstance(layout, str):
-        if layout == "auto" or layout in ("samples", "channels"):
+        if layout in ("auto", "tiles", "samples", "channels"):
             return layout
         layout = Layout.parse(layout)
     if layout.is_whole:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
+from terrazzo.cli.place import place_text
 from terrazzo.cluster import Hosts, LaunchResult, LocalHosts, launch
 from terrazzo.cluster.board import Board
+from terrazzo.measure.key import WHERE
 from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -23,6 +25,7 @@ def launch_recorded(
     name: str,
     typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
+    per_device_env: Sequence[Mapping[str, str]] | None = None,
     grace_s: float = 10.0,
     survive: bool = False,
     restarts: int = 0,
@@ -34,12 +37,16 @@ def launch_recorded(
 
     ``typed`` is what a person types to have this again, where that is another command. With
     ``board`` lines are kept in the folder, and a terminal shows how devices are doing. Devices
-    that are lost are started again up to ``restarts`` times, where they share this machine's files.
+    that are lost are started again up to ``restarts`` times.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices, on=on)
     folder.write(run)
-    given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
+    given = {
+        **(env or {}),
+        RUN_FOLDER: str(folder.path.resolve()),
+        WHERE: place_text(hosts, on),
+    }
     members = folder.path / MEMBERS if survive and restarts else None
     try:
         with ExitStack() as cleanup:
@@ -48,6 +55,7 @@ def launch_recorded(
                 command,
                 hosts,
                 env=given,
+                per_device_env=per_device_env,
                 grace_s=grace_s,
                 survive=survive,
                 members=members,
