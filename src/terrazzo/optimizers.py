@@ -23,7 +23,7 @@ def lean(kind: Kind) -> Kind:
     state and is a ``torch.optim.SGD``. Not to be traced by ``torch.compile``. What is not torch's
     own is left as it is, so a class of your own loads the compiler if it calls torch's methods.
     """
-    return _lean(kind)  # type: ignore[return-value]
+    return _lean(kind)  # type: ignore[arg-type,return-value]
 
 
 @cache

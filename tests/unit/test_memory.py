@@ -10,7 +10,7 @@ from terrazzo import zoo
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.planner import Wishes, plan_graph
-from terrazzo.planner.fitting import fit, needed
+from terrazzo.planner.fitting import fit, needed, smallest_plan
 from terrazzo.records import Graph
 from terrazzo.records.units import parse_bytes
 from terrazzo.schedule import lower
@@ -100,6 +100,13 @@ class TestFitting:
             fit(graph, plan, 20 * MIB)
         advised = parse_bytes(str(refused.value).split('memory="')[1].split('"')[0])
         assert needed(graph, fit(graph, plan, advised)).total_bytes <= advised
+
+    def test_several_devices_keep_little_of_what_they_exchange(self, unet: Graph) -> None:
+        """What travels is read by who gets it: borders are no better at every operator."""
+        plan = plan_graph(unet, 4, layout="tiles:4x1", groups="each")
+        every = plan_graph(unet, 4, layout="tiles:4x1", groups="each", passes=16)
+        least = min(needed(unet, found).used_bytes for found in smallest_plan(unet, plan))
+        assert least < 0.8 * needed(unet, every).used_bytes
 
     def test_no_borders_do_better(self) -> None:
         """Every way to end groups of a small chain, tried out."""
