@@ -113,15 +113,21 @@ class Feed:
         self.draws: set[str] = set()
         """Generators that all share and that reading draws from; the loop draws from the rest."""
         self._offer: Offer | None = None
+        self._cache: str | int | None = None
         self._repeats = Repeats()
         self._live: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
         if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
 
     def offers(self, cache: str | int | None) -> None:
-        """This device holds samples for the reader, if it is another."""
+        """This device holds samples for the reader, if it is another; who that is may be open."""
+        self._cache = cache
+        if self.reader in self.links.members:
+            self._offer_memory()
+
+    def _offer_memory(self) -> None:
         if self.links.devices > 1 and self.links.members[self.links.device] != self.reader:
-            self._offer = offer_of(self.net, cache)
+            self._offer = offer_of(self.net, self._cache)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -188,11 +194,15 @@ class Feed:
                 "loader: give all devices theirs, tz.feed(loader, net), to go on after its loss"
             )
         self.reader = self.links.members[places[0]]
-        if self.links.device == places[0]:
-            if self._offer is not None:  # whom it was for is gone
-                self._offer.close()
-                self._offer = None
-            self._catch_up()
+        if self.links.device != places[0]:
+            self._offer_memory()
+            if self._offer is not None:
+                self._offer.serve_another()
+            return
+        if self._offer is not None:  # whom it was for is gone
+            self._offer.close()
+            self._offer = None
+        self._catch_up()
 
     def _catch_up(self) -> None:
         """Reads up to where the one before was; batches still in use are kept."""

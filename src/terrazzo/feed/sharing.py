@@ -1,6 +1,7 @@
 """Sharing: devices that do not read offer their memory to the one that does.
 
 Where each can be asked is written into the store over which devices have met; nobody waits for it.
+Members of a new view have a new store, and tell it again.
 """
 
 from __future__ import annotations
@@ -9,20 +10,14 @@ import json
 import time
 import weakref
 
-from terrazzo.feed.arbiter import Memory, room_bytes
+from terrazzo.feed.arbiter import MEMORY_EVERY_S, Memory, room_bytes
 from terrazzo.feed.pantry import Address, Pantry
+from terrazzo.feed.process import CAN_FORK
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.sockets import own_address
 
 KEY = "terrazzo/pantry"
-MEMORY_EVERY_S = 0.5
 PATIENCE_S = 5.0
-
-
-def tell(net: Net, address: Address | None) -> None:
-    """Where this device can be asked; None: it holds nothing."""
-    links = net.links
-    links.store.set(_key(net, links.members[links.device]), json.dumps(address))
 
 
 def _key(net: Net, member: int) -> str:
@@ -31,37 +26,64 @@ def _key(net: Net, member: int) -> str:
 
 
 class Offer:
-    """What this device holds for another."""
+    """What this device has for those that read: some memory, or none."""
 
-    def __init__(self, net: Net, asked_bytes: int) -> None:
-        links = net.links
-        self.asked_bytes, self._checked = asked_bytes, 0.0
-        room = room_bytes(Memory.here(), held_bytes=0, asked_bytes=asked_bytes)
-        me = links.members[links.device]
-        self.pantry = Pantry(room, device=me, address=own_address(links.sockets))
-        self._end = weakref.finalize(self, self.pantry.close)
-        tell(net, self.pantry.address)
+    def __init__(self, net: Net) -> None:
+        self.links, self._net = net.links, weakref.ref(net)
+        self.pantry: Pantry | None = None
+        self.asked_bytes = 0
+        self._checked = 0.0
+        self._told: tuple[int, Address | None] | None = None
+
+    def ask(self, asked_bytes: int) -> None:
+        """A feed of this net would have so much held; the first one that wants any decides."""
+        if self.pantry is None and asked_bytes and CAN_FORK:
+            room = room_bytes(Memory.here(), held_bytes=0, asked_bytes=asked_bytes)
+            links = self.links
+            me, address = links.members[links.device], own_address(links.sockets)
+            self.asked_bytes = asked_bytes
+            self.pantry = Pantry(room, device=me, address=address)
+            self._end = weakref.finalize(self, self.pantry.close)
+        self.tell()
+
+    def tell(self) -> None:
+        """Where this device can be asked; None: it holds nothing."""
+        links, net = self.links, self._net()
+        address = None if self.pantry is None else self.pantry.address
+        if net is not None and links.devices > 1 and self._told != (links.epoch, address):
+            links.store.set(_key(net, links.members[links.device]), json.dumps(address))
+            self._told = (links.epoch, address)
 
     def mind_memory(self) -> None:
         """Gives memory back before the next step needs it."""
         now = time.monotonic()
-        if now - self._checked < MEMORY_EVERY_S:
+        if self.pantry is None or now - self._checked < MEMORY_EVERY_S:
             return
         self._checked = now
+        self.tell()
         held = self.pantry.arena.used_bytes
         room = room_bytes(Memory.here(), held_bytes=held, asked_bytes=self.asked_bytes)
         if room < held:
             self.pantry.give_back(room)
 
+    def serve_another(self) -> None:
+        """Who read is lost: what it had put here has marks that nobody else can make."""
+        if self.pantry is not None:
+            self.pantry.empty()
+        self.tell()
+
     def close(self) -> None:
-        self._end()
+        """This device reads itself now."""
+        if self.pantry is not None:
+            self._end()
+            self.pantry = None
 
 
 class Offers:
     """What other devices hold for this one."""
 
     def __init__(self, net: Net) -> None:
-        self.net, self.links = net, net.links
+        self.links, self._net = net.links, weakref.ref(net)
         self._found: dict[int, Address | None] = {}
 
     @property
@@ -70,12 +92,14 @@ class Offers:
 
     def __call__(self) -> list[Address]:
         """Those of devices that are still here."""
-        links = self.links
-        if links.devices == 1:
+        links, net = self.links, self._net()
+        if links.devices == 1 or net is None:
             return []
         for member in links.members:
-            key = _key(self.net, member)
-            if member not in self._found and member != self.device and links.store.check([key]):
+            key = _key(net, member)
+            if member == self.device or self._found.get(member) is not None:
+                continue
+            if links.store.check([key]):  # again where it had nothing: a later feed may want some
                 told = json.loads(links.store.get(key))
                 self._found[member] = None if told is None else Address(*told)
         found = [self._found.get(member) for member in links.members]
@@ -86,6 +110,6 @@ class Offers:
         end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
             self()
-            if len(self._found) >= self.links.devices - 1:
+            if all(member in self._found for member in self.links.members if member != self.device):
                 return
             time.sleep(0.01)
