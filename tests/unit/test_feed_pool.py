@@ -175,14 +175,18 @@ def test_an_error_of_a_worker_says_where_it_was() -> None:
 def test_a_worker_that_hangs_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(passage, "LONG_S", 0.3)
+    monkeypatch.setattr(passage, "LONG_S", 0.1)
     monkeypatch.setattr(passage, "LONG", 0)
     gate, opens = os.pipe()
-    source = Source(DataLoader(Uneven(gate), batch_size=4), Options(workers=1))
-    timer = threading.Timer(1.0, os.write, (opens, b"x"))
-    timer.start()
+
+    class Patient(Source):
+        def tell_late(self, waited_s: float) -> None:
+            super().tell_late(waited_s)
+            if self.pool is not None and self.pool.at:
+                os.write(opens, b"x")
+
+    source = Patient(DataLoader(Uneven(gate), batch_size=4), Options(workers=1))
     assert len(flat([[batch] for batch in source])) == -(-SIZE // 4)
-    timer.join()
     assert "for a batch of Uneven: worker 0 is at sample 0" in capfd.readouterr().err
     os.close(gate)
     os.close(opens)

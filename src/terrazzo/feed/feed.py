@@ -21,7 +21,7 @@ from terrazzo.feed.batch import END, Batch, Slice, describe, outlines, rebuild, 
 from terrazzo.feed.chance import draw_as, draw_but, drawn_from, moved
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Repeats
-from terrazzo.feed.sharing import Offer
+from terrazzo.feed.sharing import Offer, count_feed
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain, offer_of, source_of
 from terrazzo.feed.stages import Clock, Took
@@ -122,6 +122,7 @@ class Feed:
     def offers(self, cache: str | int | None) -> None:
         """This device holds samples for the reader, if it is another; who that is may be open."""
         self._cache = cache
+        count_feed(self.net)
         if self.reader in self.links.members:
             self._offer_memory()
 

@@ -89,6 +89,7 @@ class Files:
                 self._is_partly_seen = True
             else:
                 self._opened.append((large.name, large.changed_ns, data))
+            large.release()
         self._large = []
         return self._opened
 
@@ -116,6 +117,8 @@ class Files:
             self._is_timed = False
 
     def begin(self, sample: Any, held: list[Opened] | None = None) -> None:
+        for large in self._large:
+            large.release()
         self._opened, self._large, self.stamps = [], [], []
         self._is_partly_seen = False
         self.last, self.fetched, self._sample = "", None, sample

@@ -27,6 +27,7 @@ class Large(io.RawIOBase):
         facts = os.fstat(real.fileno())
         self.size, self.changed_ns = facts.st_size, facts.st_mtime_ns
         self._timed, self._count = timed, count
+        self._is_noted = True
         self._data = bytearray()
         self._spans: list[tuple[int, int]] = []
 
@@ -40,9 +41,16 @@ class Large(io.RawIOBase):
             end = max(end, stop)
         return bytes(self._data) if end >= self.size else None
 
+    def release(self) -> None:
+        """Whose sample it was is done, though the file may be kept open."""
+        self._is_noted = False
+        self._data, self._spans = bytearray(), []
+
     def _note(self, at: int, data: Any) -> None:
         count = len(data)
         self._count(count)
+        if not self._is_noted:
+            return
         if len(self._data) < at + count:
             self._data.extend(bytes(at + count - len(self._data)))
         self._data[at : at + count] = data

@@ -25,6 +25,16 @@ def _key(net: Net, member: int) -> str:
     return f"{KEY}/{net.number}/{member}"
 
 
+def count_feed(net: Net) -> None:
+    """One more way through data begins, on all devices."""
+    net.__dict__["_feeds"] = net.__dict__.get("_feeds", 0) + 1
+
+
+def _feeds(net: Net) -> int:
+    found: int = net.__dict__.get("_feeds", 0)
+    return found
+
+
 class Offer:
     """What this device has for those that read: some memory, or none."""
 
@@ -33,7 +43,7 @@ class Offer:
         self.pantry: Pantry | None = None
         self.asked_bytes = 0
         self._checked = 0.0
-        self._told: tuple[int, Address | None] | None = None
+        self._told: tuple[int, int, Address | None] | None = None
 
     def ask(self, asked_bytes: int) -> None:
         """A feed of this net would have so much held; the first one that wants any decides."""
@@ -50,9 +60,12 @@ class Offer:
         """Where this device can be asked; None: it holds nothing."""
         links, net = self.links, self._net()
         address = None if self.pantry is None else self.pantry.address
-        if net is not None and links.devices > 1 and self._told != (links.epoch, address):
-            links.store.set(_key(net, links.members[links.device]), json.dumps(address))
-            self._told = (links.epoch, address)
+        if net is None or links.devices == 1:
+            return
+        told = (links.epoch, _feeds(net), address)
+        if told != self._told:
+            links.store.set(_key(net, links.members[links.device]), json.dumps(told[1:]))
+            self._told = told
 
     def mind_memory(self) -> None:
         """Gives memory back before the next step needs it."""
@@ -84,7 +97,8 @@ class Offers:
 
     def __init__(self, net: Net) -> None:
         self.links, self._net = net.links, weakref.ref(net)
-        self._found: dict[int, Address | None] = {}
+        self._found: dict[int, tuple[int, Address | None]] = {}
+        """What each has told, and in which feed."""
 
     @property
     def device(self) -> int:
@@ -96,20 +110,23 @@ class Offers:
         if links.devices == 1 or net is None:
             return []
         for member in links.members:
-            key = _key(net, member)
-            if member == self.device or self._found.get(member) is not None:
+            known, key = self._found.get(member), _key(net, member)
+            if member == self.device or (known is not None and known[1] is not None):
                 continue
             if links.store.check([key]):  # again where it had nothing: a later feed may want some
-                told = json.loads(links.store.get(key))
-                self._found[member] = None if told is None else Address(*told)
-        found = [self._found.get(member) for member in links.members]
+                number, told = json.loads(links.store.get(key))
+                self._found[member] = number, None if told is None else Address(*told)
+        found = [self._found[member][1] for member in links.members if member in self._found]
         return [address for address in found if address is not None]
 
     def wait(self) -> None:
-        """Until all have told; they do before their first batch, which this device makes."""
-        end_s = time.monotonic() + PATIENCE_S
+        """Until all have told in this feed; they do before its first batch, made by this device."""
+        end_s, net = time.monotonic() + PATIENCE_S, self._net()
+        feeds = 0 if net is None else _feeds(net)
+        others = [member for member in self.links.members if member != self.device]
         while time.monotonic() < end_s:
             self()
-            if all(member in self._found for member in self.links.members if member != self.device):
+            told = [self._found.get(member, (-1, None)) for member in others]
+            if all(number >= feeds or address is not None for number, address in told):
                 return
             time.sleep(0.01)
