@@ -129,6 +129,7 @@ class Feed:
     def _offer_memory(self) -> None:
         if self.links.devices > 1 and self.links.members[self.links.device] != self.reader:
             self._offer = offer_of(self.net, self._cache)
+            self._offer.serve(self.reader)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -197,8 +198,6 @@ class Feed:
         self.reader = self.links.members[places[0]]
         if self.links.device != places[0]:
             self._offer_memory()
-            if self._offer is not None:
-                self._offer.serve_another()
             return
         if self._offer is not None:  # whom it was for is gone
             self._offer.close()

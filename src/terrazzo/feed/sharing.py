@@ -44,6 +44,8 @@ class Offer:
         self.asked_bytes = 0
         self._checked = 0.0
         self._told: tuple[int, int, Address | None] | None = None
+        self._reader: int | None = None
+        """Whom it served last."""
 
     def ask(self, asked_bytes: int) -> None:
         """A feed of this net would have so much held; the first one that wants any decides."""
@@ -54,7 +56,6 @@ class Offer:
             self.asked_bytes = asked_bytes
             self.pantry = Pantry(room, device=me, address=address)
             self._end = weakref.finalize(self, self.pantry.close)
-        self.tell()
 
     def tell(self) -> None:
         """Where this device can be asked; None: it holds nothing."""
@@ -79,10 +80,11 @@ class Offer:
         if room < held:
             self.pantry.give_back(room)
 
-    def serve_another(self) -> None:
-        """Who read is lost: what it had put here has marks that nobody else can make."""
-        if self.pantry is not None:
+    def serve(self, reader: int) -> None:
+        """What one that is lost had put here has marks that nobody else can make."""
+        if self.pantry is not None and self._reader not in (*self.links.members, None):
             self.pantry.empty()
+        self._reader = reader
         self.tell()
 
     def close(self) -> None:
