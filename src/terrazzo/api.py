@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
 from terrazzo.runtime.start import join
+from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
 
@@ -94,6 +96,7 @@ def init(
         every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
         recorder = Recorder(Path(folder), number, every_until=every)
         links.recorder = recorder.with_energy(energy)
+    take_seat(links, os.environ, int(os.environ.get("RANK", links.device)))
     return links.device
 
 
@@ -184,6 +187,8 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
+    if plan is None:
+        plan = _handed_over(links, wishes)
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     planner = Planner(
         links,
@@ -208,6 +213,16 @@ def parallelize(
 
     together(links, begin)
     return net
+
+
+def _handed_over(links: Links, wishes: Wishes) -> Plan | None:
+    """The plan of ``terrazzo run --plan``, for a script that leaves it open."""
+    if links.given is None or wishes == Wishes():
+        return links.given
+    if links.device == 0:
+        words = "the script says how to plan: of --plan only the power modes hold"
+        print(f"terrazzo: {words}", file=sys.stderr)
+    return None
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -267,6 +282,7 @@ def check(
         if isinstance(leaf, torch.Tensor):  # drawn at random, it may differ between devices
             leaf.copy_(links.broadcast(leaf.detach().clone().contiguous()))
     _same_model(exact, links)
+    plan = links.given if plan is None else plan
     if plan is not None:
         plan = retarget_precision(plan, model, example, exact, inputs)
     net = parallelize(

@@ -13,7 +13,7 @@ from terrazzo.records.run import RunFolder
 RESUME = "TERRAZZO_RESUME"
 """The variable in which ``terrazzo.init`` finds the checkpoints; the same name as there."""
 FLAG, VERB = "--resume", "run"
-VALUED = ("--on", "--grace", "--restarts", "--run-dir", "--presets", FLAG)
+VALUED = ("--on", "--grace", "--restarts", "--run-dir", "--presets", "--plan", FLAG)
 """Options of ``terrazzo run`` that a value follows."""
 
 

@@ -13,6 +13,10 @@ from terrazzo.errors import KnobError, MeterError
 from terrazzo.meters.meter import GPU, Reading, sensible
 
 LIBRARY = "libnvidia-ml.so.1"
+CORE, MEMORY = "Gpu", "Memory"
+"""Clocks, as the names of functions call them."""
+CLOCKS = {CORE: 0, MEMORY: 2}
+MOST_CLOCKS = 1024
 MEANINGS = {
     1: "not initialised", 2: "invalid argument", 3: "not supported by this device",
     4: "no permission: run as root, or let the helper do it", 9: "the driver is not loaded",
@@ -63,8 +67,19 @@ class Nvml:
         self._call(name, handle, buffer, ctypes.c_uint(len(buffer)))
         return buffer.value.decode("utf-8", "replace")
 
-    def set_number(self, name: str, handle: Any, value: int) -> None:
-        self._call(name, handle, ctypes.c_uint(value))
+    def set_numbers(self, name: str, handle: Any, *values: int) -> None:
+        self._call(name, handle, *(ctypes.c_uint(value) for value in values))
+
+    def numbers(self, name: str, handle: Any, *given: int) -> list[int]:
+        """A list, of which the library says how long it is."""
+        count, room = ctypes.c_uint(MOST_CLOCKS), (ctypes.c_uint * MOST_CLOCKS)()
+        self._call(name, handle, *map(ctypes.c_uint, given), ctypes.byref(count), room)
+        return list(room)[: count.value]
+
+    def number_of(self, name: str, handle: Any, which: int) -> int:
+        value = ctypes.c_uint()
+        self._call(name, handle, ctypes.c_uint(which), ctypes.byref(value))
+        return value.value
 
 
 @dataclass(frozen=True)
@@ -103,9 +118,29 @@ class NvmlGpu:
             )
         name = "nvmlDeviceSetPowerManagementLimit"
         try:
-            self.nvml.set_number(name, self.handle, round(watts * 1e3))
+            self.nvml.set_numbers(name, self.handle, round(watts * 1e3))
         except MeterError as error:
             raise KnobError(f"GPU {self.index}: no limit of {watts:g} W: {error}") from error
+
+    def clocks_hz(self, kind: str) -> tuple[float, ...]:
+        """What the cores' or the memory's clock can be, in rising order."""
+        found = self.nvml.numbers("nvmlDeviceGetSupportedMemoryClocks", self.handle)
+        if kind == CORE and found:
+            name = "nvmlDeviceGetSupportedGraphicsClocks"
+            found = self.nvml.numbers(name, self.handle, max(found))
+        return tuple(sorted(mhz * 1e6 for mhz in set(found)))
+
+    def clock_hz(self, kind: str) -> float:
+        """Where it is now."""
+        mhz = self.nvml.number_of("nvmlDeviceGetClockInfo", self.handle, CLOCKS[kind])
+        return mhz * 1e6
+
+    def lock_clock(self, kind: str, hz: float) -> None:
+        name, mhz = f"nvmlDeviceSet{kind}LockedClocks", round(hz / 1e6)
+        self.nvml.set_numbers(name, self.handle, mhz, mhz)
+
+    def free_clock(self, kind: str) -> None:
+        self.nvml.set_numbers(f"nvmlDeviceReset{kind}LockedClocks", self.handle)
 
 
 @dataclass(frozen=True)

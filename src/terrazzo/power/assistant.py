@@ -19,17 +19,27 @@ PATIENCE_S = 20.0
 
 
 class Assistant:
-    """A switch whose work is done by a helper process, which puts the device back when we go."""
+    """A switch whose work is done by a helper process, which puts the device back when we go.
 
-    def __init__(self, command: Sequence[str] = ("sudo", "-n", *HELPER)) -> None:
-        self._command = tuple(command)
+    One that stands ``apart`` is in a session of its own: what ends this process's whole group
+    spares it, and it can still do so.
+    """
+
+    def __init__(
+        self, command: Sequence[str] = ("sudo", "-n", *HELPER), *, apart: bool = False
+    ) -> None:
+        self._command, self._apart = tuple(command), apart
         self._process: subprocess.Popen[str] | None = None
         self._knobs: dict[str, tuple[float, ...]] = {}
 
     def __enter__(self) -> Assistant:
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=self._apart,
             )
         except OSError as error:
             raise KnobError(f"the power helper cannot be started: {error}") from error
@@ -58,7 +68,8 @@ class Assistant:
         self._process = None
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
-            process.stdin.close()  # by which it knows
+            process.stdin.write('{"do": "leave"}\n')
+            process.stdin.close()
         try:
             status: int | None = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

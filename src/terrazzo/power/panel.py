@@ -12,6 +12,7 @@ from terrazzo.errors import KnobError, PowerError
 from terrazzo.power.accelerator import GpuClock, GpuLimit, MemoryClock
 from terrazzo.power.cpu import Cores, CpuClock
 from terrazzo.power.knob import Files, Knob
+from terrazzo.power.lockedclock import LockedClock
 from terrazzo.power.sysfs import Sysfs
 from terrazzo.records.modes import Mode, value_text
 
@@ -42,6 +43,8 @@ class Panel:
         found: list[Knob] = [*Cores.find(sysfs), *CpuClock.find(sysfs)]
         found += [*GpuClock.find(sysfs), *MemoryClock.find(sysfs)]
         if str(sysfs.root) == "/":
+            known = {knob.name for knob in found}
+            found += [knob for knob in LockedClock.find() if knob.name not in known]
             found += GpuLimit.find()
         return cls(tuple(found))
 
