@@ -328,7 +328,7 @@ def test_a_device_killed_in_parallelize(device: int, method: str, at: int, plan:
 
 
 def together(device: int) -> Found:
-    """Dies while all agree on a number, compare weights, and change plans."""
+    """Dies while all agree on a number, compare weights, make a plan, and change plans."""
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -339,6 +339,9 @@ def together(device: int) -> Found:
     if links.members[links.device] == 4:
         strike(links, "gather", die, at=2)
     net.align()
+    if links.members[links.device] == 5:
+        strike(links, "gather", die, at=1)
+    tz.plan(net, (X,), layout="whole")
 
     def change(step: int) -> None:
         if step == 2:
@@ -351,6 +354,6 @@ def together(device: int) -> Found:
 
 
 def test_devices_killed_while_all_agree_align_and_change_plans() -> None:
-    found = fates(5, together, 1)
+    found = fates(6, together, 1)
     agreed(found, (0, 2))
     assert [fate.what["seen"] for fate in found if fate.kind == "done"] == [[7.5], [7.5]]
