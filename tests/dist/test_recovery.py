@@ -112,8 +112,10 @@ def alarmed_behind_the_last_operator(device: int, number: int) -> Found:
 
 
 @pytest.mark.parametrize("number", [3, 4], ids=["forward", "backward"])
-def test_buffers_count_a_batch_once(number: int) -> None:
-    agreed(fates(3, alarmed_behind_the_last_operator, 1, number), (0, 2))
+def test_buffers_and_numbers_count_a_batch_once(number: int) -> None:
+    found = fates(3, alarmed_behind_the_last_operator, 1, number)
+    agreed(found, (0, 2))
+    assert found[0].what["calls"] == (STEPS, STEPS)
 
 
 @pytest.mark.parametrize("number", [3, 4], ids=["after-forward", "after-backward"])
