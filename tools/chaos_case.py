@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from chaos_faults import LOST, ONLY_CUT, ONLY_SECOND, PLACES, Strike
+from chaos_faults import LOST, ONLY_AFTER, ONLY_CUT, PLACES, Strike
 
 INSIDE = {"kill": 8, "pause": 3, "hang": 1, "break": 2, "clock": 1, "disk": 2}
 """How often each happens, of all, to processes of this machine."""
@@ -119,7 +119,9 @@ def _strikes(
         if found and draw.random() < 0.4 and kind != "disk":  # both at once
             place, at = found[0].place, found[0].at
         else:
-            place = draw.choice(_places(kind, recipe, is_first=not found))
+            places = _places(kind, recipe, found[0].kind if found else "")
+            after = [place for place in places if place in ONLY_AFTER]
+            place = draw.choice(after if after and draw.random() < 0.6 else places)
             at = draw.randint(*PLACES[place][2:])
         lasts_s = draw.choice(LASTS_S) if kind in ("pause", "cut") else 0.0
         found.append(Strike(kind, device, place, at, lasts_s))
@@ -131,11 +133,13 @@ def _enough(devices: int, lost: set[int], reader: int) -> bool:
     return 2 * left > devices or (2 * left == devices and reader not in lost)
 
 
-def _places(kind: str, recipe: Recipe, *, is_first: bool) -> list[str]:
+def _places(kind: str, recipe: Recipe, before: str) -> list[str]:
+    """Where this can happen; ``before`` is what happens to another device, if anything does."""
     if kind == "disk":
         return ["optimiser", "checkpoint"]
     cut = recipe.layout == "channels"
-    never = {*(() if cut else ONLY_CUT), *(ONLY_SECOND if is_first else ())}
+    never = {place for place, kinds in ONLY_AFTER.items() if before not in kinds}
+    never |= set() if cut else set(ONLY_CUT)
     never |= set() if recipe.change else {"change"}
     never |= set() if recipe.restarts else {"joining"}
     if cut or kind not in ("kill", "cut", "fill"):

@@ -37,9 +37,10 @@ PLACES = {
 INSIDE_OF = {"validation": 5, "change": 9}
 """Struck at one of so many messages that follow, not at the call itself."""
 ONLY_CUT = ("copy", "return")
-ONLY_SECOND = ("recovery", "return", "joining")
 LOST = ("kill", "pause", "hang", "cut", "fill")
 """After these the others may go on without the device."""
+ONLY_AFTER = {"recovery": (*LOST, "break"), "return": LOST, "joining": ("kill", "fill")}
+"""Places that there are only when something else has happened to another device."""
 OUTSIDE = ("kill", "pause", "cut", "slow", "fill")
 """What is done to a device from outside, in the lab."""
 ASKED_S = 30.0

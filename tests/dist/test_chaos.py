@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
-SEED, FAULTS = 15, 5
+SEED, FAULTS = 93, 5
 
 
 @pytest.mark.timeout(240)
