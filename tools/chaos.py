@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ def kinds_of(options: argparse.Namespace) -> Mapping[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # labs and disks go first
     kinds, tally, context = kinds_of(options), Tally(), server()
     devices = (options.devices,) if options.devices else (3, 4, 4, 5)
     print(f"chaos: seed {options.seed}", flush=True)
