@@ -172,7 +172,8 @@ def parallelize(
     fits: weights, their gradients and everything between, on top of the idle process and the
     optimiser's state.
     ``layout``, ``groups``, ``objective`` and ``profile`` are those of ``tz.plan``; what is left
-    open is planned by device 0 for all.
+    open is planned by device 0 for all. Devices on several machines that have no profile yet
+    measure themselves first, once, for about half a minute (``TERRAZZO_MEASURE=off``: they don't).
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """
@@ -183,7 +184,14 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     wishes = Wishes(layout, groups, passes, memory, objective)
-    planner = Planner(links, wishes, plan=plan if links.later is None else None, profile=profile)
+    on_cpu = all(one.device.type == "cpu" for one in model.parameters())
+    planner = Planner(
+        links,
+        wishes,
+        plan=plan if links.later is None else None,
+        profile=profile,
+        measures=on_cpu and links.later is None,
+    )
     small = ceiling_bytes() < SMALL_BYTES
     short = small or memory is not None or objective == "memory" or passes > 0
     lean = short or (plan is not None and any(group.passes for group in plan.groups))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL, PLACE
+from terrazzo.measure.key import MODEL, PLACE, WHERE
 from terrazzo.measure.store import ProfileStore
+from terrazzo.measure.together import are_apart, measure_together
 from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
@@ -32,6 +33,9 @@ PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
 """A plan for one graph; a plan that other graphs follow; none; a wish that nothing can mean."""
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
+MEASURE, OFF = "TERRAZZO_MEASURE", ("off", "0", "no")
+MEASURE_S = 20.0
+"""At most so long operators are timed; links take a few seconds more."""
 
 
 def kept_profile(
@@ -58,10 +62,17 @@ def informed(
     if not wishes.is_open or devices == 1:
         return wishes
     if profile is None:
-        profile = kept_profile(graph, devices, environment=os.environ)
+        profile = _kept_here(graph, devices)
     elif not isinstance(profile, Profile):
         profile = Profile.load(Path(profile))
     return replace(wishes, profile=profile)
+
+
+def _kept_here(graph: Graph, devices: int) -> Profile | None:
+    """The profile of these devices, as far as a script can know where it runs."""
+    place = os.environ.get(WHERE, "")
+    found = kept_profile(graph, devices, environment=os.environ, place=place)
+    return found if found is None or found.key.get("torch") == Machine.here().torch else None
 
 
 class Planner:
@@ -79,14 +90,16 @@ class Planner:
         *,
         plan: Plan | None = None,
         profile: Profile | str | Path | None = None,
+        measures: bool = False,
     ) -> None:
+        """``measures``: where there is no profile yet, devices on several machines make one."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
         self.links, self.wishes, self.profile = links, wishes, profile
-        self._given = plan
+        self._given, self._measures = plan, measures
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
 
@@ -103,6 +116,7 @@ class Planner:
         elif not self.wishes.is_open:
             plan = self.wishes.plan(graph, self.links.devices)
         else:
+            self._measure(graph)
             plan = self._shipped(graph)
         if self._foreseen is None:
             self._foresee(graph, plan)
@@ -148,6 +162,7 @@ class Planner:
         else:
             self.profile = None
         self._given = self._first = self._foreseen = None
+        self._measures = False  # who lost a device wants to go on
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -155,6 +170,44 @@ class Planner:
         return self._foreseen
 
     # ---- plans ---------------------------------------------------------------------------
+
+    def _measure(self, graph: Graph) -> None:
+        """Devices that nobody has measured with this model do it now, once: device 0 keeps it."""
+        links, data = self.links, None
+        if links.devices == 1 or not self._measures:
+            return
+        if links.device == 0:
+            wanted = self.profile is None and _kept_here(graph, links.devices) is None
+            data = PLANNED if wanted and os.environ.get(MEASURE, "").lower() not in OFF else REFUSED
+        if links.broadcast_bytes(data) == REFUSED or not are_apart(links):
+            return
+        self._measures = False
+        place = os.environ.get(WHERE) or f"{links.devices} devices"
+        found = measure_together(
+            links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
+        )
+        if isinstance(found, Profile):
+            self.profile = found
+        if links.device == 0:
+            self._keep(found)
+
+    def _progress(self) -> Callable[[str], None]:
+        if self.links.device != 0:
+            return lambda text: None
+        _say(
+            f"these devices were not measured with this model yet: that takes about half a minute, "
+            f"once, and a plan for them comes of it ({MEASURE}=off leaves it out)"
+        )
+        return lambda text: _say(f"measuring {text}")
+
+    def _keep(self, found: Profile | str) -> None:
+        if isinstance(found, str):
+            _say(f"measuring failed ({found}): the plan is a grid of tiles")
+            return
+        try:
+            _say(f"measured, and kept as {ProfileStore.usual(os.environ).keep(found)}")
+        except (OSError, UsageError) as error:
+            _say(f"measured; it could not be kept for the next time: {error}")
 
     def _obeyed(self, graph: Graph, plan: Plan) -> Plan:
         if graph.digest != plan.graph:
@@ -228,7 +281,7 @@ class Planner:
     def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
         profile, devices = self.profile, self.links.devices
         if profile is None:
-            profile = kept_profile(graph, devices, environment=os.environ)
+            profile = _kept_here(graph, devices)
         elif not isinstance(profile, Profile):
             profile = Profile.load(Path(profile))
         if profile is None or len(profile.devices) != devices:
@@ -252,6 +305,10 @@ class Planner:
                 self.profile.save(folder / "profile.json")
         except (OSError, UsageError) as error:
             print(f"terrazzo: the plan is not recorded: {error}; training goes on", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(f"terrazzo: {text}", file=sys.stderr, flush=True)
 
 
 def _kind(layout: str | Layout) -> str:

@@ -211,6 +211,7 @@ class TestCheckRefusals:
         ("changed", "says"),
         [
             ({"model": "nets.py"}, "names no callable; write FILE.py:CALLABLE"),
+            ({"model": "resnet"}, "no model 'resnet' in the zoo; there are convnext"),
             ({"model": "gone.py:build"}, "there is no file gone.py"),
             ({"model": "nets.py:a b"}, "'a b' is no Python name"),
             ({"--input": "2x3xx4"}, "--input 2x3xx4 is no shape"),

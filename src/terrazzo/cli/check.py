@@ -30,7 +30,7 @@ EXAMPLES = """\
 examples:
   terrazzo check net.py:build --input 2x3x224x224 --on 3
       compare outputs, gradients and buffers of build() on three devices with one device
-  terrazzo check terrazzo.zoo:resnet18 --input 2x3x97x131 --on 4 --layout tiles:2x2 --eval
+  terrazzo check resnet18 --input 2x3x97x131 --on 4 --layout tiles:2x2 --eval
       a model of a package, odd sizes, a named layout, evaluation mode
   terrazzo check net.py:Siamese --input 2x3x64x64 --input 2x16:int64 --on 2 --groups one
       two inputs, the second of integers; everything fused into one group

@@ -52,7 +52,7 @@ examples:
       this machine alone, as one device
   terrazzo cluster profile net.py:build --input 1x3x416x416 --on 4
       four processes here, measured at once, and the links between them
-  sudo terrazzo cluster profile terrazzo.zoo.yolo:yolov2 --input 1x3x416x416 --on 6xpi3
+  sudo terrazzo cluster profile yolov2 --input 1x3x416x416 --on 6xpi3
       six emulated boards
   terrazzo cluster profile --show profile.json
       a profile that was kept
@@ -84,7 +84,10 @@ def add_to(commands: Commands) -> None:
         below, "profile", "time a model's operators and the links, and keep it", PROFILE_EXAMPLES
     )
     measured.add_argument(
-        "model", metavar="MODEL", nargs="?", help="FILE.py:CALLABLE or MODULE:CALLABLE"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="FILE.py:CALLABLE, MODULE:CALLABLE, or a model of the zoo",
     )
     measured.add_argument(
         "--input", action="append", default=[], metavar="SHAPE[:TYPE]",

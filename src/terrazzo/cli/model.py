@@ -1,9 +1,10 @@
-"""A model named on the command line: ``path/file.py:callable`` or ``package.module:callable``."""
+"""A model named on the command line: ``file.py:callable``, ``module:callable``, or of the zoo."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from operator import attrgetter
@@ -24,7 +25,11 @@ FILE_MODULE = "terrazzo_checked_model"
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The arguments that name a model and say what it takes."""
-    parser.add_argument("model", metavar="MODEL", help="FILE.py:CALLABLE or MODULE:CALLABLE")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="FILE.py:CALLABLE, MODULE:CALLABLE, or a model of the zoo such as resnet18",
+    )
     parser.add_argument(
         "--input",
         action="append",
@@ -36,7 +41,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """Where a model comes from: a file or module, and the name in it that builds the model."""
+    """Where a model comes from: a file or module, and the name in it that builds the model.
+
+    Without a file or module it is the name of a model in the zoo.
+    """
 
     source: str
     name: str
@@ -44,6 +52,8 @@ class ModelReference:
     @classmethod
     def parse(cls, text: str) -> ModelReference:
         """Reads the reference and finds what is wrong with it without importing anything."""
+        if re.fullmatch("[a-z][a-z0-9-]*", text):
+            return cls("", text)
         source, colon, name = text.rpartition(":")
         if not colon or not source or not name:
             raise ModelError(f"model {text!r} names no callable; {FORM}")
@@ -59,12 +69,14 @@ class ModelReference:
         return self.source.endswith(".py") or "/" in self.source
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.name}"
+        return f"{self.source}:{self.name}" if self.source else self.name
 
     def build(self) -> nn.Module:
         """Imports the source and calls the name, or takes it as it is if it is a module."""
         from torch import nn
 
+        if not self.source:
+            return self._of_zoo()
         found = self._find(self._import())
         if isinstance(found, nn.Module):
             return found
@@ -87,8 +99,20 @@ class ModelReference:
             )
         return model
 
+    def _of_zoo(self) -> nn.Module:
+        from terrazzo import zoo
+
+        if self.name not in zoo.NAMES:
+            raise ModelError(
+                f"no model {self.name!r} in the zoo; there are {', '.join(zoo.NAMES)}. For a model "
+                f"of your own, {FORM}"
+            )
+        return zoo.build(self.name)
+
     def value(self) -> Any:
         """What the name stands for; a function without arguments is called."""
+        if not self.source:
+            raise ModelError(f"{self.name!r} names no callable; {FORM}")
         found = self._find(self._import())
         if not callable(found) or hasattr(found, "__getitem__"):
             return found

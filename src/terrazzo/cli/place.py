@@ -12,7 +12,7 @@ from pathlib import Path
 from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
-from terrazzo.lab.hosts import is_root
+from terrazzo.lab.hosts import LabHosts, is_root
 from terrazzo.lab.preset import load_presets
 from terrazzo.lab.start import started, unshaped
 from terrazzo.lab.topology import REPLACES, Topology, is_description
@@ -113,6 +113,15 @@ def is_file(text: str) -> bool:
 def cluster_place(cluster: Cluster) -> str:
     """What a profile says of devices that a file describes: which they are, wherever it lies."""
     return "cluster " + ", ".join(f"{device.name}={device.host}" for device in cluster.devices)
+
+
+def place_text(hosts: Hosts | int, on: str) -> str:
+    """What a profile of these devices says of where they are."""
+    if isinstance(hosts, SshHosts):
+        return cluster_place(hosts.cluster)
+    if isinstance(hosts, LabHosts):
+        return on
+    return f"{hosts if isinstance(hosts, int) else len(hosts.names)} local"
 
 
 def read_topology(text: str, presets: list[Path]) -> Topology:

@@ -48,7 +48,7 @@ examples:
       the same with what terrazzo cluster profile has measured
   terrazzo plan net.py:build --input 8x3x224x224 --on 2xpi5,3xpi3 --objective energy
       which devices take part, in which modes, for the least energy; --power-budget 20W for all
-  terrazzo plan terrazzo.zoo.unet:unet --input 1x3x1024x1024 --memory 950MiB
+  terrazzo plan unet32 --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
       keep a plan; tz.Plan.load reads it, tz.parallelize(model, (x,), plan) obeys it

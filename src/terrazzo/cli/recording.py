@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
+from terrazzo.cli.place import place_text
 from terrazzo.cluster import Hosts, LaunchResult, LocalHosts, launch
 from terrazzo.cluster.board import Board
+from terrazzo.measure.key import WHERE
 from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
 RUN_FOLDER = "TERRAZZO_RUN"
@@ -39,7 +41,11 @@ def launch_recorded(
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices, on=on)
     folder.write(run)
-    given = {**(env or {}), RUN_FOLDER: str(folder.path.resolve())}
+    given = {
+        **(env or {}),
+        RUN_FOLDER: str(folder.path.resolve()),
+        WHERE: place_text(hosts, on),
+    }
     members = folder.path / MEMBERS if survive and restarts else None
     try:
         with ExitStack() as cleanup:

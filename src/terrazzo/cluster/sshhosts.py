@@ -32,6 +32,8 @@ from terrazzo.records import document
 from terrazzo.records.cluster import Cluster
 
 RUN_FOLDER = "TERRAZZO_RUN"
+SETTINGS = ("TERRAZZO_MEASURE",)
+"""Variables of the starter that mean its devices, too."""
 """The variable that names the folder of a run; on a device it is another folder."""
 CREDENTIALS = "TERRAZZO_CREDENTIALS"
 """Names the file with the credentials of the run; the same name as in the runtime."""
@@ -167,7 +169,8 @@ class SshHosts:
         given = {
             key: value
             for key, value in base.items()
-            if os.environ.get(key) != value and not key.startswith(FOREIGN_PREFIXES)
+            if (key in SETTINGS or os.environ.get(key) != value)
+            and not key.startswith(FOREIGN_PREFIXES)
         }
         if RUN_FOLDER in given:
             self._run_folder = Path(given[RUN_FOLDER])

@@ -16,6 +16,8 @@ METHOD = 1
 """Raised when measuring itself changes, so that older figures are not mixed with newer ones."""
 
 MODEL, PLACE = "model", "devices"
+WHERE = "TERRAZZO_PLACE"
+"""The variable that tells a device what ``--on`` said."""
 
 
 def profile_key(

@@ -15,6 +15,7 @@ from terrazzo.geometry import Box
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.trials import Trial
 from terrazzo.records.profile import Timing
+from terrazzo.runtime.allocator import trim
 from terrazzo.runtime.kernels import Site
 from terrazzo.runtime.operators import OVERWRITING, Operator, local_operator
 
@@ -34,12 +35,22 @@ def keep_memory() -> None:
     A loop over one call would otherwise give its result back to the system each time and pay for
     fresh pages, which a training step does only for blocks of more than 32 MiB. Only glibc.
     """
+    _keep(2**31 - 1)
+
+
+def free_memory() -> None:
+    """Gives back what measuring has left, and keeps no more than training itself comes to do."""
+    _keep(2 * LARGEST_KEPT_BYTES)
+    trim()
+
+
+def _keep(free_bytes: int) -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return
     mallopt(MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
-    mallopt(TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(TRIM_THRESHOLD, free_bytes)
 
 
 def time_trial(trial: Trial, watch: Stopwatch) -> Timing:

@@ -1,0 +1,54 @@
+"""Together: devices that are connected already measure themselves for a model, and all know it.
+
+Operators first, all devices at once as in a training step, then the links. What a device could not
+measure is no reason to stop a training: then nobody has a profile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from terrazzo.errors import TerrazzoError
+from terrazzo.measure.device import Terms, measure_device, warm_up
+from terrazzo.measure.key import profile_key
+from terrazzo.measure.links import measure_network
+from terrazzo.measure.timing import free_memory
+from terrazzo.records import Graph, document
+from terrazzo.records.profile import Profile, device_from
+from terrazzo.runtime.ceiling import ceiling_bytes
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.sockets import own_address
+
+Say = Callable[[str], None]
+
+
+def are_apart(links: Links) -> bool:
+    """Whether devices are on several machines, real or emulated; all ask at once."""
+    return len(set(links.gather_text(own_address(links.sockets)[1]))) > 1
+
+
+def measure_together(
+    links: Links, graph: Graph, *, place: str, budget_s: float, say: Say
+) -> Profile | str:
+    """A profile of all devices, or why there is none; the same on all."""
+    name = f"device{links.members[links.device]}"
+    terms = Terms(name, ceiling_bytes(), budget_s)
+    warm_up()
+    try:
+        own = json.dumps(asdict(measure_device(graph, terms, say)))
+    except (TerrazzoError, RuntimeError, MemoryError) as error:  # torch's words for little memory
+        own = json.dumps({"error": f"{name}: {error}"})
+    finally:
+        free_memory()
+    tables = [json.loads(text) for text in links.gather_text(own)]
+    for table in tables:
+        if "error" in table:
+            return str(table["error"])
+    network = measure_network(links, say)
+    with document.reading("what devices measured"):
+        devices = tuple(device_from(table) for table in tables)
+    key = profile_key(graph, place=place, threads=[device.threads for device in devices])
+    return Profile(key=key, devices=devices, network=network, measured_s=time.time())

@@ -1,0 +1,77 @@
+"""Devices on several machines that nobody has measured yet measure themselves, once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from devices import run_on
+from plain import cnn
+
+import terrazzo as tz
+from terrazzo import planning
+from terrazzo.errors import RunError
+from terrazzo.measure import together
+from terrazzo.records.profile import Profile
+
+NETS = 2
+
+
+def fails(*_: Any) -> Any:
+    raise RunError("no clock")
+
+
+def planned(folder: str, apart: bool, failing: int, setting: str) -> dict[str, Any]:
+    """The same net twice; all processes of a test are on one machine, so ``apart`` is told."""
+    x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    said = []
+    changed = {"XDG_CACHE_HOME": folder, planning.MEASURE: setting}
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, changed))
+        patches.enter_context(mock.patch.object(planning, "MEASURE_S", 0.5))
+        patches.enter_context(mock.patch.object(planning, "are_apart", return_value=apart))
+        for _ in range(NETS):
+            text = io.StringIO()
+            with contextlib.redirect_stderr(text):
+                device = tz.init()
+                if device == failing:
+                    patches.enter_context(mock.patch.object(together, "measure_device", fails))
+                net = tz.parallelize(cnn(), (x,))
+            said.append(text.getvalue())
+    x = net.links.broadcast(x)
+    off = (net(x) - cnn()(x)).abs().max().item()
+    return {"said": said, "off": off, "profile": isinstance(net._plans.profile, Profile)}
+
+
+def test_a_profile_is_made_once_and_kept(tmp_path: Path) -> None:
+    first, second = run_on(2, planned, str(tmp_path), True, -1, "")
+    assert first["off"] < 1e-10 and second["off"] < 1e-10
+    assert "were not measured with this model yet" in first["said"][0]
+    assert "measured, and kept as" in first["said"][0]
+    assert first["said"][1] == "", "the second net knows it"
+    assert second["said"] == ["", ""], "one device speaks for all"
+    (path,) = (tmp_path / "terrazzo" / "profiles").glob("*.json")
+    kept = Profile.load(path)
+    assert [device.name for device in kept.devices] == ["device0", "device1"]
+    assert kept.network is not None and len(kept.network.links) == 2
+    assert all(device.timings for device in kept.devices)
+    assert first["profile"], "and plans by it"
+
+
+def test_who_cannot_measure_does_not_stop_a_training(tmp_path: Path) -> None:
+    first, second = run_on(2, planned, str(tmp_path), True, 1, "")
+    assert first["off"] < 1e-10 and second["off"] < 1e-10
+    assert "measuring failed (device1: no clock)" in first["said"][0]
+    assert not (tmp_path / "terrazzo").exists()
+
+
+def test_nobody_measures_on_one_machine_or_where_it_is_off(tmp_path: Path) -> None:
+    for apart, setting in ((False, ""), (True, "off")):
+        found = run_on(2, planned, str(tmp_path), apart, -1, setting)
+        assert all(one["said"] == ["", ""] for one in found)
+    assert not (tmp_path / "terrazzo").exists()
