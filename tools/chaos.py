@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from chaos_case import IN_LAB, INSIDE, Case, drawn
 from chaos_forks import asked_of, server
 from chaos_numbers import Tally
-from chaos_round import Round, is_root
+from chaos_round import Outcome, Round, is_root
 
 
 class Right:
@@ -84,27 +84,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds, tally, context = kinds_of(options), Tally(), server()
     devices = (options.devices,) if options.devices else (3, 4, 4, 5)
     print(f"chaos: seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        right = Right(context, Path(folder))
-        for number in count(options.begin) if options.only is None else [options.only]:
-            case = drawn(options.seed, number, kinds=kinds, devices=devices)
-            one = Round(case, context, in_lab=options.lab, patience=options.patience)
-            found = one.run(right.of(case))
-            tally.add(number, case, found)
-            strikes = "; ".join(map(str, case.strikes))
-            passed = f"{len(found.struck_s)} of {len(case.strikes)} came to pass"
-            passed += f", {len(found.joined)} joined" if case.recipe.restarts else ""
-            print(
-                f"{number}: {case.devices} devices, {case.recipe}; {strikes}: {passed}: "
-                f"{found.wrong or 'well'} ({found.took_s:.1f} s)",
-                flush=True,
-            )
-            if found.wrong or options.only is not None:
-                print("\n".join(found.lines[-80:]), flush=True)
-            if tally.faults >= options.faults:
-                break
-    print("\n".join(tally.lines()))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            right = Right(context, Path(folder))
+            for number in count(options.begin) if options.only is None else [options.only]:
+                case = drawn(options.seed, number, kinds=kinds, devices=devices)
+                one = Round(case, context, in_lab=options.lab, patience=options.patience)
+                found = one.run(right.of(case))
+                tally.add(number, case, found)
+                tell(number, case, found, in_full=options.only is not None)
+                if tally.faults >= options.faults:
+                    break
+    finally:  # also where it is ended before its time
+        print("\n".join(tally.lines()), flush=True)
     return 1 if tally.failed else 0
+
+
+def tell(number: int, case: Case, found: Outcome, *, in_full: bool) -> None:
+    strikes = "; ".join(map(str, case.strikes))
+    passed = f"{len(found.struck_s)} of {len(case.strikes)} came to pass"
+    passed += f", {len(found.joined)} joined" if case.recipe.restarts else ""
+    print(
+        f"{number}: {case.devices} devices, {case.recipe}; {strikes}: {passed}: "
+        f"{found.wrong or 'well'} ({found.took_s:.1f} s)",
+        flush=True,
+    )
+    if found.wrong or in_full:
+        print("\n".join(found.lines[-80:]), flush=True)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,8 @@ class Feed:
         own = drawn_from(None)
         if self._chance is not None:
             self.source.draw_as(self._chance)
+        elif self.position == 0 and not self._live:  # the one before was lost before it began
+            self._chance = self.source.chance()
         before = drawn_from(None)
         first = min([self.position, *(number for number in self._live)])
         self._batches, self._read = self.source.begin(first), None
@@ -213,6 +215,8 @@ class Feed:
             self._read = self._from(self._batches)
             self.draws |= moved(before)
             draw_but(own, self.draws)
+            if "after" in self._read[0]:  # at the end: what the loop has drawn counts, too
+                self._read[0]["after"] = self.source.chance()
         used = self._live.get(self.position)  # given to some before the reader was lost
         if used is not None:
             self._read = self._read or self._from(self._batches)
