@@ -25,6 +25,7 @@ from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
+from terrazzo.records.units import seconds_text
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
@@ -99,7 +100,7 @@ class Planner:
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
         self.links, self.wishes, self.profile = links, wishes, profile
-        self._given, self._measures = plan, measures
+        self._given, self._measures, self._is_new = plan, measures, False
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
 
@@ -187,7 +188,7 @@ class Planner:
             links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
         )
         if isinstance(found, Profile):
-            self.profile = found
+            self.profile, self._is_new = found, True
         if links.device == 0:
             self._keep(found)
 
@@ -205,7 +206,8 @@ class Planner:
             _say(f"measuring failed ({found}): the plan is a grid of tiles")
             return
         try:
-            _say(f"measured, and kept as {ProfileStore.usual(os.environ).keep(found)}")
+            path = ProfileStore.usual(os.environ).keep(found)
+            _say(f"measured, and kept as {path}; planning")
         except (OSError, UsageError) as error:
             _say(f"measured; it could not be kept for the next time: {error}")
 
@@ -251,7 +253,7 @@ class Planner:
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
-        prices = Prices(profile)
+        prices = Prices(profile, delivered=self.wishes.delivered)
         new_s, old_s = (
             predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
         )
@@ -267,6 +269,12 @@ class Planner:
             try:
                 prediction = self._predicted(graph, plan)
                 letter["compute_s"] = prediction and prediction.net_compute_s
+                if prediction is not None and self._is_new:
+                    _say(
+                        f"planned: {len(plan.groups)} groups of layers, "
+                        f"{seconds_text(prediction.step_s)} a step predicted"
+                    )
+                self._is_new = False
             except TerrazzoError as error:
                 letter["error"], prediction = str(error), None
             if links.recorder is not None:
@@ -287,7 +295,8 @@ class Planner:
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+        prices = Prices(profile, delivered=self.wishes.delivered)
+        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None
@@ -314,7 +323,7 @@ def _say(text: str) -> None:
 def _kind(layout: str | Layout) -> str:
     """A layout for any number of devices that cuts as this one does; the grid of tiles is open."""
     if isinstance(layout, str):
-        if layout == "auto" or layout in ("samples", "channels"):
+        if layout in ("auto", "tiles", "samples", "channels"):
             return layout
         layout = Layout.parse(layout)
     if layout.is_whole:

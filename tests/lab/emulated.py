@@ -20,6 +20,7 @@ gflops = 4.0
 threads = 1
 memory_mib = 700
 wire = { mbit = 40.0 }
+board = "pi-like"
 """
 
 

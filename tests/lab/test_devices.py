@@ -17,6 +17,13 @@ from terrazzo.lab.network import CABLE, burst_bytes
 from terrazzo.lab.probes import Probes
 from terrazzo.lab.start import started
 from terrazzo.lab.verify import _wires, flows
+from terrazzo.power.panel import Panel
+from terrazzo.power.sysfs import Sysfs
+from terrazzo.records import Group, Layout, Plan
+from terrazzo.records.modes import Mode
+from terrazzo.records.seat import Seat
+from terrazzo.runtime.links import Links
+from terrazzo.seating import PLAN, take_seat
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,9 +63,28 @@ class TestHosts:
             command = [sys.executable, "-c", code]
             result = launch(command, hosts, output=lambda _, line: found.append(line))
             sent = [hosts.traffic(device).sent_bytes for device in range(2)]
+            self.each_is_in_its_mode(hosts)
         assert result.ok, found
         assert found == ["[2.0, 2.0]"] * 2
         assert all(count > 1000 for count in sent)
+
+    def each_is_in_its_mode(self, hosts: LabHosts) -> None:
+        """By the knobs of boards of files, a board for each device."""
+        modes = [Mode.of({"cores": 2, "cpu_hz": 1.5e9}), Mode.of({"cores": 3, "cpu_hz": 1.8e9})]
+        seats = tuple(Seat(name, mode) for name, mode in zip(hosts.names, modes, strict=True))
+        given = {PLAN: Plan("", 2, (Group("", Layout()),), seats).to_json()}
+        panels = [Panel.find(Sysfs(hosts.trees.root(device))) for device in range(2)]
+        before, links = [panel.state() for panel in panels], [Links(), Links()]
+        for device, one in enumerate(links):
+            take_seat(one, hosts.environment(device, port=1, base=given), device)
+        assert [panel.read() for panel in panels] == modes
+        assert [one.gears.close() for one in links] == ["", ""]
+        assert [panel.state() for panel in panels] == before
+
+    def test_devices_without_a_board_have_no_knobs(self, hosts: LabHosts) -> None:
+        """Least of all those of this machine, as root as they are."""
+        found = hosts.environment(0, port=1, base={})["TERRAZZO_KNOBS"]
+        assert Path(found).is_dir() and Panel.find(Sysfs(Path(found))).parts == ()
 
     def test_files_are_copied_where_all_find_them(self, hosts: LabHosts, tmp_path: Path) -> None:
         source = tmp_path / "model.bin"

@@ -105,7 +105,7 @@ def test_power_tables_name_devices_kinds_or_all(tmp_path):
         "device,mode,slowness,busy_w,idle_w\n"
         "pi5,slow,1.5,5,2\npi5,full,1,9,4\npi5-1,special,1,8,3\n*,any,1,6,2\n"
     )
-    first, second, third = load_modes(path, ["pi5-0", "pi5-1", "nano"])
+    first, second, third = load_modes([str(path)], ["pi5-0", "pi5-1", "nano"])
     assert [mode.title for mode in first] == ["full", "slow"]
     assert [mode.title for mode in second] == ["special"]
     assert [mode.title for mode in third] == ["any"]
@@ -117,7 +117,7 @@ def test_power_tables_name_devices_kinds_or_all(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(UsageError, match=words):
-            load_modes(path, ["nano"])
+            load_modes([str(path)], ["nano"])
 
 
 def test_the_command_shows_devices_modes_and_energy(tmp_path, capsys, monkeypatch):

@@ -23,6 +23,7 @@ from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import ENERGY, MEMORY, TIME, Found, Tried
+from terrazzo.planner.wishes import DELIVERY
 from terrazzo.records import Graph, Plan
 from terrazzo.records.cluster import Cluster
 from terrazzo.records.profile import Profile
@@ -38,8 +39,6 @@ from terrazzo.schedule.work import work
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
-"""Bytes of an element."""
 EXAMPLES = """\
 examples:
   terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3
@@ -51,7 +50,8 @@ examples:
   terrazzo plan unet32 --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
-      keep a plan; tz.Plan.load reads it, tz.parallelize(model, (x,), plan) obeys it
+      keep a plan, with devices and modes where those were chosen; terrazzo run --plan plan.json
+      trains by it, and so does tz.parallelize(model, (x,), tz.Plan.load("plan.json"))
 
 Nothing is trained and no device needs to be there. Seconds come from a profile: the one given, one
 that was kept for this model and these devices, or for emulated devices a guess from their figures.
@@ -100,8 +100,8 @@ def add_to(commands: Commands) -> None:
         "--power-budget", metavar="WATTS", help="most that all devices together may draw: 20W"
     )
     parser.add_argument(
-        "--power", type=Path, metavar="FILE",
-        help="CSV of the devices' modes: device, mode, slowness, busy_w, idle_w",
+        "--power", action="append", default=[], metavar="[DEVICE=]FILE",
+        help="modes that terrazzo power tune --save measured on such a device; for each kind one",
     )  # fmt: skip
     parser.add_argument(
         "--delivery", choices=tuple(DELIVERY), default="uint8",
@@ -134,7 +134,7 @@ def plan(options: argparse.Namespace) -> int:
             )
         known = replace(wishes, profile=profile)
         best = thrift.choose(graph, known, options, watts=watts, screen=screen)
-        chosen = best.tried.plan
+        chosen = thrift.seated(best, profile)
         show_plan(view(graph, chosen), screen)
         prediction = predict(lower(graph, chosen), Prices(best.profile, delivered=wishes.delivered))
         show_forecast(graph, chosen, prediction, profile=best.profile, screen=screen)

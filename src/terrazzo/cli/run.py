@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrazzo.cli import resume
+from terrazzo.cli import planned, resume
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.recording import launch_recorded
 from terrazzo.cluster import Hosts, LaunchResult, launch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 OWN = (
     "--on", "--grace", "--no-recovery", "--restarts", "--run-dir", "--no-record", "--presets",
-    "--unshaped", "--no-verify", "--slow-storage", "--resume",
+    "--unshaped", "--no-verify", "--slow-storage", "--resume", "--plan",
 )  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -39,6 +39,9 @@ examples:
   terrazzo run --resume runs/20260131-142530-train --on 2 train.py --epochs 5
       go on from its last checkpoint, on two devices; with nothing but --resume runs/... the
       script, its arguments and the devices are those of that run
+  terrazzo run --on cluster.toml --plan plan.json train.py
+      by a plan that terrazzo plan --save has kept: on its devices, each in its power mode, which is
+      put back at the end (docs/power.md)
   terrazzo run --on cluster.toml train.py --epochs 5
       on real devices, over SSH: see terrazzo cluster --help and docs/clusters.md
   sudo terrazzo run --on 6xpi3 train.py
@@ -94,6 +97,12 @@ def add_to(commands: Commands) -> None:
         metavar="RUN",
         help="go on from the last checkpoint of this run; without a script, with that run's own",
     )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="train by this plan, with its devices and power modes, unless the script has its own",
+    )
     add_lab_flags(parser)
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument(
@@ -110,17 +119,31 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
+    if options.resume and options.run_dir and options.resume.name == options.run_dir.name:
+        raise UsageError(  # devices know a run by that name alone
+            f"--run-dir {options.run_dir} and --resume {options.resume} have one name: choose "
+            "another for the new run"
+        )
     if options.restarts < 0:
         raise UsageError(f"--restarts {options.restarts} is negative; give 0 for never")
+    plan = None if options.plan is None else planned.read_plan(options.plan)
+    if plan is not None:
+        place = planned.seated(place, plan, options.plan)
     command = [sys.executable, options.script, *options.arguments]
     with place.open() as hosts:
         if isinstance(hosts, SshHosts):
             command[1] = bring_code(hosts, Path(options.script))
+        given = {}
+        if plan is not None:
+            given = planned.environment(plan, options.plan, hosts=hosts, place=place)
         if options.no_record:
             survive = not options.no_recovery and len(hosts.names) > 1
-            result = launch(command, hosts, grace_s=options.grace, survive=survive)
+            result = launch(
+                command, hosts, env=given, grace_s=options.grace, survive=survive,
+                per_device_env=_resumed(options, hosts),
+            )  # fmt: skip
         else:
-            result = _recorded(command, hosts, options)
+            result = _recorded(command, hosts, options, given=given)
     if result.failure:
         print(f"terrazzo: error: {result.failure}", file=sys.stderr)
     return result.exit_status
@@ -163,8 +186,15 @@ def _flag(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> LaunchResult:
+def _resumed(options: argparse.Namespace, hosts: Hosts) -> list[dict[str, str]] | None:
+    return None if options.resume is None else resume.environments(options.resume, hosts)
+
+
+def _recorded(
+    command: list[str], hosts: Hosts, options: argparse.Namespace, *, given: dict[str, str]
+) -> LaunchResult:
     name = Path(options.script).stem
+    resumed = _resumed(options, hosts)
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
     if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
@@ -176,10 +206,12 @@ def _recorded(command: list[str], hosts: Hosts, options: argparse.Namespace) -> 
             name=name,
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
-            restarts=0 if isinstance(hosts, SshHosts) else options.restarts,
+            restarts=options.restarts,
             board=True,
             on=options.on,
-            env=None if options.resume is None else resume.environment(options.resume, hosts),
+            typed=[sys.executable, options.script, *options.arguments],
+            env=given,
+            per_device_env=resumed,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

@@ -10,10 +10,11 @@ from terrazzo.errors import UsageError
 from terrazzo.planner import Wishes
 from terrazzo.planner.search import ENERGY, TIME, Found
 from terrazzo.planner.thrift import Thrifty, thrifty
-from terrazzo.records import Graph
+from terrazzo.records import Graph, Plan
 from terrazzo.records.devicepower import PlanMode, load_modes
 from terrazzo.records.power import IDLE_PART, joules_text, parse_watts, watts_text
 from terrazzo.records.profile import Profile
+from terrazzo.records.seat import Seat
 from terrazzo.records.units import count_text, seconds_text
 from terrazzo.report.screen import Screen
 
@@ -28,12 +29,12 @@ def modes_of(
 ) -> tuple[tuple[tuple[PlanMode, ...], ...], bool]:
     """Each device's modes, and whether somebody measured them."""
     names = [device.name for device in profile.devices]
-    if options.power is not None:
+    if options.power:
         return load_modes(options.power, names), True
     if len(watts) != len(names) or not all(watts):
         raise UsageError(
-            "what these devices draw is not known: give --power table.csv with the columns device, "
-            "mode, slowness, busy_w, idle_w (docs/power.md)"
+            "what these devices draw is not known: give --power table.csv, as terrazzo power tune "
+            "--save writes it on such a device, or as docs/power.md says"
         )
     rows = [PlanMode("as it comes", 1.0, w, IDLE_PART * w) for w in watts if w]
     return tuple((row,) for row in rows), False
@@ -70,6 +71,15 @@ def choose(
     )
     _show(best, rest, profile=profile, is_measured=is_measured, screen=screen)
     return best
+
+
+def seated(best: Thrifty, profile: Profile) -> Plan:
+    """The plan with the names of its devices and their modes, as it is kept."""
+    seats = tuple(
+        Seat(profile.devices[place].name, mode.mode, mode.phases)
+        for place, mode in zip(best.places, best.modes, strict=True)
+    )
+    return replace(best.tried.plan, seats=seats)
 
 
 def _show(

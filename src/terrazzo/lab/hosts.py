@@ -26,9 +26,12 @@ from terrazzo.lab.quota import CpuQuota, require_fit, require_memory, threads_of
 from terrazzo.lab.running import RunningLab
 from terrazzo.lab.state import LabState
 from terrazzo.lab.topology import Topology
+from terrazzo.lab.trees import Trees
 from terrazzo.records import document
 from terrazzo.records.power import IDLE_PART, POWER, emulation
 
+KNOBS = "TERRAZZO_KNOBS"
+"""Names the folder in which a device's knobs are; the same name as in seating."""
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
 PORT = 29500
@@ -44,6 +47,7 @@ class LabHosts(RunningLab):
         self.shares: tuple[float, ...] = ()
         """Cores that each device may use; none before the lab was calibrated."""
         self.run_folder = ""
+        self.trees = Trees(Path(os.devnull))
         self.given_threads = 0
         """Of each device, where asked for; 0: as many as its share of this machine has cores."""
 
@@ -60,7 +64,8 @@ class LabHosts(RunningLab):
             hosts = cls._make(topology, folder)
         janitor = _start_janitor(folder)
         try:
-            yield hosts
+            with Trees.made([device.board for device in topology.devices]) as hosts.trees:
+                yield hosts
         finally:
             try:
                 hosts.close()
@@ -188,6 +193,7 @@ class LabHosts(RunningLab):
         own["GLOO_SOCKET_IFNAME"] = CABLE
         if own.get(POWER) != "off":
             own[POWER] = self._power(device)
+        own[KNOBS] = str(self.trees.root(device))
         return own | rendezvous(device, len(self.names), at=(self.address(0), port))
 
     def _power(self, device: int) -> str:
@@ -216,6 +222,9 @@ class LabHosts(RunningLab):
 
     def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         copy_here(source, destination)
+
+    def can_return(self, device: int, members: Path) -> bool:
+        return members.exists()
 
     def place(self, device: int) -> list[str]:
         """What enter.py needs to know of a device."""

@@ -47,6 +47,8 @@ class Preset:
     wifi: LinkSpeed | None
     storage: Storage | None = None
     watts: float | None = None
+    board: str = ""
+    """The simulated board (``terrazzo.boards``) whose knobs such a device has; none: it has no."""
     about: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ def load_presets(files: Iterable[Path] = (), *, here: Path | None = None) -> dic
 
 
 NUMBERS = {"gflops": 1e9, "threads": 1, "memory_mib": 2**20}
-OPTIONAL = ("about", "sources", "watts", WIRE, WIFI, "storage")
+OPTIONAL = ("about", "sources", "watts", "board", WIRE, WIFI, "storage")
 
 
 def _preset(name: str, table: Any, path: Path) -> Preset:
@@ -96,6 +98,7 @@ def _preset(name: str, table: Any, path: Path) -> Preset:
         wifi=wifi,
         storage=_storage(table.get("storage"), f"{where}, storage"),
         watts=_number(table, "watts", where) if "watts" in table else None,
+        board=str(table.get("board", "")),
         about=str(table.get("about", "")),
         sources={str(key): str(value) for key, value in dict(table.get("sources", {})).items()},
     )

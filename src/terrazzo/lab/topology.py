@@ -40,6 +40,7 @@ class EmulatedDevice:
     storage: Storage | None = None
     watts: float | None = None
     """What such a board draws while all its cores work."""
+    board: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def _device(index: int, preset: Preset, speed: LinkSpeed) -> EmulatedDevice:
         link=speed,
         storage=preset.storage,
         watts=preset.watts,
+        board=preset.board,
     )
 
 

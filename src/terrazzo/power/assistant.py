@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,20 +17,37 @@ from terrazzo.records.modes import Mode
 HELPER = (sys.executable, "-I", "-m", "terrazzo.power.helper")
 """-I: else Python would take the code of whatever lies in the current folder, as root."""
 PATIENCE_S = 20.0
+ANSWER_S = 60.0
+"""All knobs of a device are set within a second or two."""
 
 
 class Assistant:
-    """A switch whose work is done by a helper process, which puts the device back when we go."""
+    """A switch whose work is done by a helper process, which puts the device back when we go.
 
-    def __init__(self, command: Sequence[str] = ("sudo", "-n", *HELPER)) -> None:
-        self._command = tuple(command)
+    One that stands ``apart`` is in a session of its own: what ends this process's whole group
+    spares it, and it can still do so.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] = ("sudo", "-n", *HELPER),
+        *,
+        apart: bool = False,
+        answers_within_s: float = ANSWER_S,
+    ) -> None:
+        self._command, self._apart = tuple(command), apart
+        self._answers_within_s = answers_within_s
         self._process: subprocess.Popen[str] | None = None
         self._knobs: dict[str, tuple[float, ...]] = {}
 
     def __enter__(self) -> Assistant:
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=self._apart,
             )
         except OSError as error:
             raise KnobError(f"the power helper cannot be started: {error}") from error
@@ -58,7 +76,8 @@ class Assistant:
         self._process = None
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
-            process.stdin.close()  # by which it knows
+            process.stdin.write('{"do": "leave"}\n')
+            process.stdin.close()
         try:
             status: int | None = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -93,6 +112,11 @@ class Assistant:
         with suppress(BrokenPipeError):  # what it said before it went can still be read
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
+        if not select.select([process.stdout], [], [], self._answers_within_s)[0]:
+            raise HelperGone(
+                f"the power helper has not answered for {self._answers_within_s:g} s: it hangs, or "
+                "a knob does"
+            )
         line = process.stdout.readline()
         if not line:
             raise HelperGone(
@@ -104,7 +128,9 @@ class Assistant:
         except json.JSONDecodeError:
             raise KnobError(f"the power helper says: {line.strip()}") from None
         if "error" in answer:
-            raise KnobError(answer["error"])
+            refusal = KnobError(answer["error"])
+            refusal.knob = str(answer.get("knob", ""))
+            raise refusal
         return answer
 
 

@@ -1,8 +1,8 @@
 """The helper: a small process with the right to change power modes, for one that has none.
 
-It knows four actions and checks every argument against the knobs that this device has. It is asked
-by lines of JSON on its standard input; when that ends, however the asking process died, it puts the
-device back.
+It knows a few actions and checks every argument against the knobs that this device has. It is asked
+by lines of JSON on its standard input; when it is told to leave, or that input ends, however the
+asking process died, it puts the device back.
 
     sudo python -I -m terrazzo.power.helper
     {"do": "apply", "mode": {"cores": 4, "cpu_hz": 1.2e9}}
@@ -41,9 +41,11 @@ def answer(line: str, panel: Panel, before: Files) -> dict[str, Any]:
             raise KnobError(f"a request has {len(line)} characters, at most {LONGEST} are read")
         request = json.loads(line)
         action = request.get("do") if isinstance(request, dict) else None
-        if not isinstance(action, str) or action not in (*ACTIONS, RESTORE):
-            known = ", ".join((*ACTIONS, RESTORE))
+        if not isinstance(action, str) or action not in (*ACTIONS, RESTORE, LEAVE):
+            known = ", ".join((*ACTIONS, RESTORE, LEAVE))
             raise KnobError(f"no action {action!r}; there are {known}")
+        if action == LEAVE:
+            return {LEAVE: True}
         if action == RESTORE:
             panel.restore(before)
             return _read(panel, request)
@@ -51,7 +53,7 @@ def answer(line: str, panel: Panel, before: Files) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         return {"error": f"a request is no JSON: {error}"}
     except KnobError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "knob": error.knob}
 
 
 def _knobs(panel: Panel, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,14 +77,17 @@ def _apply(panel: Panel, request: Mapping[str, Any]) -> dict[str, Any]:
 ACTIONS: dict[str, Callable[[Panel, Mapping[str, Any]], dict[str, Any]]] = {
     "knobs": _knobs, "read": _read, "apply": _apply,
 }  # fmt: skip
-RESTORE = "restore"
+RESTORE, LEAVE = "restore", "leave"
 
 
 def serve(panel: Panel, keeper: Keeper, requests: IO[str], replies: IO[str]) -> None:
-    """Until the requests end; then the device is as it was."""
+    """Until the requests end, or one says so; then the device is as it was."""
     with keeper.borrowed(panel, say=lambda words: print(words, file=sys.stderr)) as before:
         for line in requests:
-            print(json.dumps(answer(line, panel, before)), file=replies, flush=True)
+            reply = answer(line, panel, before)
+            if LEAVE in reply:  # processes that the asker has started may hold the input open
+                break
+            print(json.dumps(reply), file=replies, flush=True)
 
 
 def work(panel: Panel, keeper: Keeper) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from terrazzo.records import document
 from terrazzo.records.layout import Layout
+from terrazzo.records.seat import Seat
 
 KIND, VERSION = "plan", 1
 
@@ -28,13 +29,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Groups in execution order for one graph (by its digest) on a number of devices."""
+    """Groups in execution order for one graph (by its digest) on a number of devices.
+
+    ``seats`` names those devices, in their order, where it matters which they are and in which
+    power modes; readers that know nothing of them read the rest.
+    """
 
     graph: str
     devices: int
     groups: tuple[Group, ...]
+    seats: tuple[Seat, ...] = ()
 
     def to_json(self) -> str:
+        seats = {"seats": [seat.to_body() for seat in self.seats]} if self.seats else {}
         return document.dump(
             KIND,
             VERSION,
@@ -50,6 +57,7 @@ class Plan:
                     }
                     for group in self.groups
                 ],
+                **seats,
             },
         )
 
@@ -57,6 +65,9 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         body = document.parse(text, KIND, VERSION)
         with document.reading(KIND):
+            seats = tuple(Seat.from_body(seat) for seat in body.get("seats", ()))
+            if seats and len(seats) != body["devices"]:
+                raise ValueError(f"{len(seats)} seats for {body['devices']} devices")
             return cls(
                 graph=body["graph"],
                 devices=body["devices"],
@@ -64,6 +75,7 @@ class Plan:
                     Group(group["last"], _layout(group["layout"]), group["title"], group["passes"])
                     for group in body["groups"]
                 ),
+                seats=seats,
             )
 
     def save(self, path: str | Path) -> None:
@@ -80,6 +92,7 @@ class Plan:
             + (f", {group.passes} passes" if group.passes else "")
             for index, group in enumerate(self.groups)
         ]
+        rows += [f"  {seat.text}" for seat in self.seats]
         return "\n".join(rows)
 
 

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from terrazzo.errors import Disagreement
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.phase import READING
 
 FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN, SPARE = map(float, range(1, 11))
 NAMES = {
     FORWARD: "a forward call",
     BACKWARD: "a backward pass",
     COMMIT: "the end of a backward pass",
-    FEED: "reading the next batch",
+    FEED: READING,
     ALIGN: "comparing weights",
     AGREE: "tz.agree",
     STATE: "net.state_dict()",

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from terrazzo.errors import PeerLost, RunError
 from terrazzo.members.control import Control, Interrupted
+from terrazzo.records import Plan
 from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
 from terrazzo.runtime.letters import Counters, Letters
@@ -68,6 +69,10 @@ class Links(Letters):
         """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.rehearsal: Any = None
         """How the script is to be fed for a trial, and when it ends (a Rehearsal)."""
+        self.given: Plan | None = None
+        """The plan that the starter handed over, for the net that leaves it open."""
+        self.gears: Any = None
+        """What changes this device's power modes (Gears); None: they stay as they are."""
         self.resume_from: Path | None = None
         """Where the checkpoints of an earlier run are, a folder for each device."""
         self.epoch = 0

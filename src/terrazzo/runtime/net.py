@@ -349,7 +349,7 @@ class Net(nn.Module):
             leaves, tree = pytree.tree_flatten((args, kwargs))
             self.calls += 1
             if self._links.recorder is not None:
-                self._links.recorder.begin(self.calls)
+                self._links.recorder.begin(self.calls, trains=self.training)
             return Turn(self, leaves, tree).run()
 
     def _open(self, leaves: Sequence[Any], key: tuple[object, ...]) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from torch import Tensor
 
 from terrazzo.records.event import Event, line, line_start
+from terrazzo.records.stage import IN_LOOP
 from terrazzo.runtime.energy import EnergyLog
+from terrazzo.runtime.phase import PhaseWatch
 
 EVERY_CALL_UNTIL = 100
 THEN_ONE_IN = 20
@@ -44,6 +46,8 @@ class Recorder:
         self._epoch = time.time() - time.perf_counter()
         self.note("idle", resident_bytes=resident_bytes())
         self.energy: EnergyLog | None = None
+        self.watch: PhaseWatch | None = None
+        """Who is told of spans to tell phases apart; None: nobody asks."""
         atexit.register(self._close)
 
     def with_energy(self, log: EnergyLog | None) -> Recorder:
@@ -57,9 +61,11 @@ class Recorder:
     def _sampled(self) -> bool:
         return self.call <= self._every_until or self.call % THEN_ONE_IN == 0
 
-    def begin(self, call: int) -> None:
+    def begin(self, call: int, *, trains: bool = True) -> None:
         """A forward call. The first one ends setting up, whose peak is noted and then forgotten."""
         self.call, self.phase = call, "forward"
+        if self.watch is not None:
+            self.watch.call(trains)
         if not self._ready:
             self._ready = True
             self.note("setup", peak_bytes=peak_bytes(), resident_bytes=resident_bytes())
@@ -78,6 +84,8 @@ class Recorder:
                 self._lines += self.energy.lines(self.call)
         self._memory()
         self.flush()
+        if self.watch is not None:
+            self.watch.step()
 
     def span(
         self,
@@ -94,6 +102,8 @@ class Recorder:
         ``away_s`` of it went into messages and waiting for them.
         """
         end, call, epoch = time.perf_counter(), self.call, self._epoch
+        if self.watch is not None:
+            self.watch.span(kind, name, end - begin, away_s)
         if call <= self._every_until or call % THEN_ONE_IN == 0:
             start = line_start(self.device, call, self.phase)
             told = "" if group < 0 else f'"group": {group}'
@@ -114,6 +124,8 @@ class Recorder:
         told: str = "",
     ) -> None:
         """A span that began and ended at ``times`` (of time.perf_counter), in another phase."""
+        if self.watch is not None and kind == IN_LOOP:
+            self.watch.fed(times[1] - times[0])
         if self._sampled:
             start = line_start(self.device, self.call, phase)
             begin, end = (time_s + self._epoch for time_s in times)
