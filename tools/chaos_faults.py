@@ -20,9 +20,9 @@ from strike import strike
 PLACES = {
     "start": ("links", "gather", 1, 4),
     "batch": ("links", "broadcast_bytes", 1, 16),
-    "forward": ("links", "depart", 1, 40),
+    "forward": ("links", "depart", 1, 24),
     "notes": ("links", "gather", 1, 90),
-    "backward": ("links", "sum_later", 1, 12),
+    "backward": ("calls", "_open_backward", 1, 12),
     "commit": ("control", "finish", 1, 36),
     "optimiser": ("optimizer", "step", 1, 6),
     "validation": ("net", "eval", 1, 3),
@@ -34,7 +34,7 @@ PLACES = {
     "joining": ("run", "give", 1, 1),
 }
 """Whose method is struck, and how often it may have been used before."""
-INSIDE_OF = {"validation": 5, "change": 9}
+INSIDE_OF = {"validation": 5, "change": 9, "backward": 7}
 """Struck at one of so many messages that follow, not at the call itself."""
 ONLY_CUT = ("copy", "return")
 LOST = ("kill", "pause", "hang", "cut", "fill")

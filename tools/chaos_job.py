@@ -80,10 +80,13 @@ class Job:
     @property
     def targets(self) -> dict[str, Any]:
         """Whose methods are struck."""
+        from terrazzo.runtime.call import Call
+
         links, scribe = self.net.links, self.run.scribe
         return {
             "links": links, "control": links.control, "optimizer": self.optimizer, "net": self.net,
             "spares": self.run.spares, "shelf": scribe and scribe.shelf, "run": self.run,
+            "calls": Call,
         }  # fmt: skip
 
     def train(
