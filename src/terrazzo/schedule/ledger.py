@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 
 HEAP_BYTES = 32 << 20
 """Larger blocks get pages of their own, which are returned when they are freed."""
-MAP_HOLES, WEIGHT_HOLES = 4.25, 3.5
+MAP_HOLES, WEIGHT_HOLES = 4.25, 3.25
 """What lies free between blocks in use, where the allocator is left alone: a new map does not fit
 into what a smaller one left, so there are a few holes as large as the largest map, and as the
 largest gradient of a weight (docs/log.md)."""
 WASTE, WEIGHTS_WASTE = 0.3, 0.15
 """Where free pages are returned in time (plans with passes) holes are small and many: a part of
 maps in use, and of weights with their gradients."""
-LIBRARY_BYTES = 10 << 20
-"""What a net is made of besides tensors, and what torch's kernels keep once they have run; where
-the allocator is left alone, some of that lies in holes."""
-LOOSE_LIBRARY_BYTES = 4 << 20
+LIBRARY_BYTES = 6 << 20
+"""What a net is made of besides tensors, and what torch's kernels keep once they have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Footprint:
             holes_bytes = (
                 MAP_HOLES * self.largest_map_bytes + WEIGHT_HOLES * self.largest_weight_bytes
             )
-            return self.used_bytes + int(holes_bytes) + LOOSE_LIBRARY_BYTES
+            return self.used_bytes + int(holes_bytes) + LIBRARY_BYTES
         lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
         idle_bytes = WASTE * (self.used_bytes - lasting_bytes) + WEIGHTS_WASTE * lasting_bytes
         return self.used_bytes + int(idle_bytes) + LIBRARY_BYTES
