@@ -37,7 +37,7 @@ from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
-from terrazzo.runtime.start import join
+from terrazzo.runtime.start import join, told_without
 from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -47,7 +47,8 @@ RUN_FOLDER = "TERRAZZO_RUN"
 RESUME = "TERRAZZO_RESUME"
 """The variable that names the folder in which a run is recorded; unset: it is not."""
 RECOVER = "TERRAZZO_RECOVER"
-"""The variable that says whether the starter lets the others go on when a device is lost."""
+"""The variable that says whether the starter lets the others go on when a device is lost; who is
+started by somebody else has none."""
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
@@ -76,12 +77,15 @@ def init(
             Path(members), timeout_s=timeout_s, credentials=credentials
         )
     else:
-        join(os.environ, timeout_s=timeout_s)
+        has_joined = join(os.environ, timeout_s=timeout_s)
         links = connect()
         if reader is not None and not 0 <= reader < links.devices:
             raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
             watch(links, tie=reader or 0, credentials=credentials)
+        elif has_joined and links.device == 0 and recover is None and RECOVER not in os.environ:
+            say = told_without(os.environ, links.devices)
+            print(f"terrazzo: {say}", file=sys.stderr, flush=True)
     links.members_file = Path(members) if members else None
     links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):

@@ -323,7 +323,7 @@ def _say(text: str) -> None:
 def _kind(layout: str | Layout) -> str:
     """A layout for any number of devices that cuts as this one does; the grid of tiles is open."""
     if isinstance(layout, str):
-        if layout == "auto" or layout in ("samples", "channels"):
+        if layout in ("auto", "tiles", "samples", "channels"):
             return layout
         layout = Layout.parse(layout)
     if layout.is_whole:
