@@ -25,6 +25,7 @@ from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
+from terrazzo.records.units import seconds_text
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
@@ -99,7 +100,7 @@ class Planner:
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
         self.links, self.wishes, self.profile = links, wishes, profile
-        self._given, self._measures = plan, measures
+        self._given, self._measures, self._is_new = plan, measures, False
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
 
@@ -187,7 +188,7 @@ class Planner:
             links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
         )
         if isinstance(found, Profile):
-            self.profile = found
+            self.profile, self._is_new = found, True
         if links.device == 0:
             self._keep(found)
 
@@ -205,7 +206,8 @@ class Planner:
             _say(f"measuring failed ({found}): the plan is a grid of tiles")
             return
         try:
-            _say(f"measured, and kept as {ProfileStore.usual(os.environ).keep(found)}")
+            path = ProfileStore.usual(os.environ).keep(found)
+            _say(f"measured, and kept as {path}; planning")
         except (OSError, UsageError) as error:
             _say(f"measured; it could not be kept for the next time: {error}")
 
@@ -267,6 +269,12 @@ class Planner:
             try:
                 prediction = self._predicted(graph, plan)
                 letter["compute_s"] = prediction and prediction.net_compute_s
+                if prediction is not None and self._is_new:
+                    _say(
+                        f"planned: {len(plan.groups)} groups of layers, "
+                        f"{seconds_text(prediction.step_s)} a step predicted"
+                    )
+                self._is_new = False
             except TerrazzoError as error:
                 letter["error"], prediction = str(error), None
             if links.recorder is not None:

@@ -53,6 +53,7 @@ def test_a_profile_is_made_once_and_kept(tmp_path: Path) -> None:
     assert first["off"] < 1e-10 and second["off"] < 1e-10
     assert "were not measured with this model yet" in first["said"][0]
     assert "measured, and kept as" in first["said"][0]
+    assert "a step predicted" in first["said"][0]
     assert first["said"][1] == "", "the second net knows it"
     assert second["said"] == ["", ""], "one device speaks for all"
     (path,) = (tmp_path / "terrazzo" / "profiles").glob("*.json")
