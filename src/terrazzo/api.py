@@ -23,6 +23,7 @@ from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Layout, Plan
+from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.records.trial import Trial
@@ -49,8 +50,6 @@ RECOVER = "TERRAZZO_RECOVER"
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
-EVERY_CALL = "TERRAZZO_EVERY_CALL"
-"""The variable that says until which call all spans are written."""
 TRIAL = "TERRAZZO_TRIAL"
 """The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50

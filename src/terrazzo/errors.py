@@ -64,7 +64,9 @@ class MeterError(PowerError):
 
 
 class KnobError(PowerError):
-    """A knob that refuses."""
+    """A knob that refuses; ``knob`` is its name, where that is known."""
+
+    knob = ""
 
 
 class HelperGone(PowerError):

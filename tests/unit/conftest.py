@@ -19,3 +19,13 @@ def rig(tmp_path: Path) -> Rig:
 @pytest.fixture
 def panel(rig: Rig) -> Panel:
     return Panel.find(Sysfs(rig.root, rig.pause))
+
+
+@pytest.fixture
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing of the user's own is read or written."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("TERRAZZO_METER", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

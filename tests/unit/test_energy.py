@@ -29,6 +29,7 @@ from terrazzo.records.power import (
 )
 from terrazzo.records.run import Run, RunFolder
 from terrazzo.report.energy import energy_of
+from terrazzo.report.energyview import remarks, sentence
 from terrazzo.report.page import page
 from terrazzo.report.reading import Reading
 from terrazzo.report.screen import Screen
@@ -87,6 +88,17 @@ def test_a_steps_energy_is_told_by_device_and_phase():
     assert first.peak_w == 10.0
     assert found.sample_j == pytest.approx(found.step_j / 8)
     assert (first.is_measured, second.is_measured, found.is_measured) == (True, False, False)
+
+
+def test_parts_of_a_device_are_called_that():
+    events = two_devices()
+    events[:2] = [
+        note(device, 0.0, "meter: RAPL package-0", measured=1.0, whole=0.0) for device in (0, 1)
+    ]
+    found = energy_of(events, steps_of(events, 2)[1:], devices=2, samples=8)
+    assert found.is_measured and not found.is_whole
+    assert "(processor and GPU alone)" in sentence(found)
+    assert any("draws more" in remark for remark in remarks(found))
 
 
 def test_a_device_that_told_nothing_is_in_no_sum():

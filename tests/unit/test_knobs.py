@@ -97,6 +97,28 @@ def test_presets_are_read_as_modes_and_those_that_need_a_reboot_left_alone(rig, 
     assert preset.mode["mem_hz"] == 3199e6
 
 
+def test_presets_that_gate_as_the_present_one_need_no_reboot(rig, panel):
+    """Real files say in every model which cores of the GPU are on."""
+    models = [("MAXN", 252), ("15W", 252), ("7W", 254)]
+    text = "\n".join(
+        f"< POWER_MODEL ID={n} NAME={name} >\nTPC_POWER_GATING TPC_PG_MASK {mask}\n"
+        for n, (name, mask) in enumerate(models)
+    )
+    (rig.root / "etc/nvpmodel.conf").write_text(text + "< PM_CONFIG DEFAULT=1 >\n")
+    found = {preset.name: preset.mode is not None for preset in presets(rig.root, panel.knobs)}
+    assert found == {"MAXN": True, "15W": True, "7W": False}
+    status = rig.root / "var/lib/nvpmodel/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("pmode:0002\n")
+    found = {preset.name: preset.mode is not None for preset in presets(rig.root, panel.knobs)}
+    assert found == {"MAXN": False, "15W": False, "7W": True}
+
+
+def test_the_gpu_of_another_maker_is_left_alone(rig):
+    (rig.root / "proc/device-tree/compatible").write_text("rockchip,rk3588\0")
+    assert "gpu_hz" not in Panel.find(Sysfs(rig.root)).knobs
+
+
 class TestKeeper:
     def test_the_state_is_on_disk_before_the_first_change(self, rig, panel, tmp_path):
         keeper, before = Keeper(tmp_path / "deep" / "state.json"), tree(rig)
@@ -187,6 +209,18 @@ with Keeper(Path({str(state)!r})).borrowed(panel):
         keeper = Keeper(tmp_path / "file" / "state.json")
         with pytest.raises(KnobError, match="nothing is changed"), keeper.borrowed(panel):
             pytest.fail("it began")
+
+    def test_a_limit_for_heat_is_not_taken_for_the_owners(self, rig, panel, tmp_path):
+        cooling = rig.root / "sys/class/thermal/cooling_device0"
+        cooling.mkdir(parents=True)
+        (cooling / "type").write_text("cpufreq-cpu0\n")
+        (cooling / "cur_state").write_text("2\n")
+        keeper = Keeper(tmp_path / "state.json")
+        with pytest.raises(KnobError, match="step 2 of cooling"), keeper.borrowed(panel):
+            pytest.fail("it began")
+        (cooling / "cur_state").write_text("0\n")
+        with keeper.borrowed(panel):
+            assert keeper.left() is not None
 
     def test_clocks_of_cores_that_were_off_are_put_back_too(self, rig, panel, tmp_path):
         every = tree(rig)

@@ -1,24 +1,20 @@
-"""``terrazzo power``: on file trees of simulated boards, from tables, and under a real training."""
+"""``terrazzo power``: what it shows of file trees of simulated boards, and chooses from tables."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from terrazzo.boards import Rig, Workload, load_board
-from terrazzo.boards.kernel import CPU
-from terrazzo.boards.sensors import HWMON
 from terrazzo.cli.main import main, parser
-from terrazzo.cli.tuning import _steer, take_own
+from terrazzo.cli.tuning import take_own
 from terrazzo.errors import PowerError, UsageError
 from terrazzo.power.phases import Change, Phase, schedule
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
-from terrazzo.power.simulated import rigged
+from terrazzo.records.event import Event
 from terrazzo.records.modes import Mode, ModeTable
-from terrazzo.report.screen import Screen
 
 WORK = Workload("test", flops=2e10, bytes=2e9, launches=300, input_cycles=1e8)
 TABLE = """cores,cpu_mhz,time_s,power_w
@@ -34,12 +30,7 @@ TABLE = """cores,cpu_mhz,time_s,power_w
 """
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """Nothing of the user's own is read or written."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_place")
 
 
 def table(tmp_path: Path, text: str = TABLE) -> str:
@@ -53,7 +44,8 @@ class TestShow:
         Rig(load_board("orin-like"), tmp_path / "board", workload=WORK)
         assert main(["power", "show", "--root", str(tmp_path / "board")]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "Energy: measured INA3221 VDD_IN: covers the board; parts of it" in text
+        assert "Energy: measured INA3221 VDD_IN: covers the board, taken to be off" in text
+        assert "5%; parts of it: VDD_CPU_GPU_CV" in text
         assert "gpu_hz: GPU 115 MHz to GPU 918 MHz in 9 steps; now GPU 918 MHz, moved by" in text
         assert "preset MAXN (now): 8 cores, CPU 1.98 GHz" in text
         assert "preset REBOOT_7W: left alone" in text
@@ -67,6 +59,17 @@ class TestShow:
         text = capsys.readouterr().out
         assert "PMIC, 4 rails summed" in text
         assert "throttled since the start" in text
+
+    def test_a_processor_that_counts_for_itself_alone(self, tmp_path, capsys):
+        board = load_board("orin-like")
+        rig = Rig(board, tmp_path / "board", workload=WORK, sensors=("rapl",))
+        (rig.root / "sys/class/hwmon/hwmon1").mkdir(parents=True)
+        (rig.root / "sys/class/hwmon/hwmon1/oc2_event_cnt").write_text("7\n")
+        assert main(["power", "show", "--root", str(rig.root)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "measured, but of the processor alone" in text
+        assert "RAPL package-0: covers the processor, taken to be off by up to 5%" in text
+        assert "clocks were cut 7 times" in text
 
     def test_nothing_at_all(self, tmp_path, capsys):
         assert main(["power", "show", "--root", str(tmp_path)]) == 0
@@ -118,8 +121,14 @@ class TestTables:
         found = ModeTable.load(Path(table(tmp_path, text)))
         assert found.rows[0].step_s == pytest.approx(2.05)
         assert found.rows[0].power_w == pytest.approx(3.0)
+        assert found.rows[0].time_doubt == pytest.approx(0.025 / 1.025)
+        assert found.rows[1].time_doubt == 0.02  # nobody said how sure it is
         found.save(tmp_path / "again.csv")
-        assert ModeTable.load(tmp_path / "again.csv").rows == found.rows
+        again = ModeTable.load(tmp_path / "again.csv").rows
+        assert [(row.mode, row.step_s, row.power_w) for row in again] == [
+            (row.mode, row.step_s, row.power_w) for row in found.rows
+        ]
+        assert again[0].time_doubt == pytest.approx(found.rows[0].time_doubt, rel=1e-4)
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -191,16 +200,42 @@ class TestPhases:
                 ],
                 Goal(ENERGY, max_power_w=5),
             )
-        with pytest.raises(PowerError, match="in every phase"):
-            schedule(
-                [
-                    Phase("input", 1, self.options((1, 4), (1, 9))),
-                    Phase("compute", 1, self.options((1, 9), (1, 4))),
-                ],
-                Goal(ENERGY, max_power_w=5),
-            )
+        found = schedule(
+            [
+                Phase("input", 1, self.options((1, 4), (1, 9))),
+                Phase("compute", 1, self.options((1, 9), (1, 4))),
+            ],
+            Goal(ENERGY, max_power_w=5),
+        )
+        assert [option.mode["clock"] for _, option in found.modes] == [0, 1]
+        assert found.saved is None  # there is no one mode to compare with
         with pytest.raises(UsageError, match="does not add up"):
             schedule(self.phases(1), Goal(EDP))
+
+    def test_what_is_doubtful_is_not_saved(self):
+        sure, unsure = self.phases(1000), self.phases(1000)
+        for phase in unsure:
+            phase.options[:] = [replace(o, power_doubt=0.8) for o in phase.options]
+        assert schedule(sure, Goal(ENERGY)).changes == 1
+        assert schedule(unsure, Goal(ENERGY)).changes == 0
+
+    def test_phases_are_priced_by_their_steps(self, tmp_path, capsys):
+        """Changing costs half a joule: too much for a step, nothing for an epoch."""
+        for steps, words in ((1, "does not pay"), (5000, "against one mode for all")):
+            lines = ["clock,time_s,power_w,phase,steps"]
+            for clock in (1, 2, 4):
+                lines.append(f"{clock},0.1,{2 + clock},input,{steps}")
+                lines.append(f"{clock},{0.4 / clock},{2 + clock},compute,{steps}")
+            path = table(tmp_path, "\n".join(lines))
+            assert main(["power", "tune", "--from", path]) == 0
+            text = " ".join(capsys.readouterr().out.split())
+            assert words in text and "All steps:" in text
+        Path(path).write_text("\n".join([*lines, "3,0.1,5,input,7"]))
+        assert main(["power", "tune", "--from", path]) == 2
+        assert "phase input has 7 steps, a line before said 5000" in capsys.readouterr().err
+        Path(path).write_text("\n".join(lines).replace("input,5000", "input,"))
+        assert main(["power", "tune", "--from", path]) == 2
+        assert "phase input does not say how many steps" in capsys.readouterr().err
 
     def test_a_table_with_phases(self, tmp_path, capsys):
         lines = ["clock,time_s,power_w,phase"]
@@ -210,6 +245,7 @@ class TestPhases:
         path = table(tmp_path, "\n".join(lines))
         assert main(["power", "tune", "--from", path]) == 0
         text = " ".join(capsys.readouterr().out.split())
+        assert "each counts as one step" in text
         assert "input: clock 1" in text and "compute: clock 4" in text
         assert "against one mode for all" in text
         assert schedule(self.phases(9), Goal(TIME)).changes == 0
@@ -226,74 +262,30 @@ def test_a_meters_readings_are_kept_for_the_estimator(tmp_path, capsys):
     assert main(["power", "calibrate", "--run", "nowhere"]) == 2
 
 
-def test_tuning_a_simulated_board_says_that_it_is_one(tmp_path, capsys):
-    arguments = ["power", "tune", "--simulate", "pi-like", "--modes", "6", "--seconds", "0.5"]
-    assert main([*arguments, "--save", "rows.csv", "--html", "page.html"]) == 0
+def recorded(folder: Path, *, measured: float = 1.0) -> Path:
+    """A run of 30 s with a streamed meter: first idle at 3 W, then two busy cores at 5 W."""
+    folder.mkdir()
+    notes = [("meter: external meter", 0.0, {"measured": measured, "whole": 1.0})]
+    for second in range(31):
+        busy_s, joules = max(second - 15, 0) * 2.0, 3.0 * second + 2.0 * max(second - 15, 0)
+        notes.append(("energy", second, {"joules": joules, "watts": 3.0, "busy_s": busy_s}))
+    lines = [
+        Event(0, 1, "forward", "note", name, at_s, at_s, 0, tuple(told.items())).to_line()
+        for name, at_s, told in notes
+    ]
+    (folder / "events-0.jsonl").write_text("\n".join([*lines, ""]))
+    return folder
+
+
+def test_a_meter_that_was_streamed_into_a_run_calibrates_the_estimator(tmp_path, capsys):
+    run = recorded(tmp_path / "run")
+    assert main(["power", "calibrate", "--run", str(run)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "SIMULATED board" in text and "nothing about a real board" in text
-    assert "of ten hours" in text
-    assert "SIMULATED" in Path("page.html").read_text()
-    assert len(ModeTable.load(Path("rows.csv")).rows) >= 6
-    again = ["power", "tune", "--from", "rows.csv", "--objective", "time"]
-    assert main(again) == 0
-
-
-SCRIPT = """
-import time
-from pathlib import Path
-import torch
-import terrazzo as tz
-
-tz.init()
-model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
-x = torch.randn(2, 1, 8, 8)
-net = tz.parallelize(model, (x,))
-end = time.time() + 230
-while time.time() < end and not Path("page.html").exists():
-    net(x).square().mean().backward()
-    time.sleep(0.01)
-"""
-
-
-def test_a_real_training_is_tuned_and_the_device_put_back(tmp_path, capsys):
-    """Training and its steps are real; the board's files take every value, its power is frozen."""
-    rig = Rig(load_board("pi-like"), tmp_path / "board", workload=WORK)
-    before = {p: p.read_text().strip() for p in rig.root.rglob("*freq*/*") if p.is_file()}
-    Path("train.py").write_text(SCRIPT)
-    arguments = ["power", "tune", "--root", str(rig.root), "--modes", "5", "--seconds", "0.2"]
-    arguments += ["--run-dir", "run", "--save", "rows.csv", "--html", "page.html", "train.py"]
-    assert main(arguments) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Training goes on in this mode" in text
-    assert "The device is as it was before" in text
-    rows = ModeTable.load(Path("rows.csv")).rows
-    assert len(rows) >= 5 and all(row.step_s > 0.01 for row in rows)
-    assert {p: p.read_text().strip() for p in before} == before
-    assert not (rig.root / "state.json").exists()
-
-
-def test_the_governor_left_alone_is_measured_as_it_is():
-    with rigged(load_board("pi-like"), WORK) as (rig, bench):
-        bench.measure_s = 0.3
-        low = rig.root / CPU / "cpufreq/policy0/scaling_min_freq"
-        before, mode = low.read_text(), bench.switch.read()
-        row = bench.measure(mode, settled=False)
-        assert low.read_text() == before
-        assert row.step_s > 0
-        bench.measure(Mode.of(dict(mode.values) | {"cpu_hz": 1.5e9}), settled=False)
-        bench.measure(mode, settled=False)
-        assert low.read_text().strip() == "2400000"
-
-
-def test_where_tuning_fails_training_goes_on_as_it_was(capsys):
-    options = Namespace(modes=5, seconds=0.2, reference=None, root=Path("/nowhere"))
-    with rigged(load_board("orin-like"), WORK) as (rig, bench):
-        before, rig.frozen = rig.kernel.mode(), True
-        for path in (rig.root / HWMON).glob("curr*_input"):
-            path.write_text("0")
-        files = bench.switch.state()
-        undo = partial(bench.switch.restore, files)
-        problem = _steer(bench, Goal(ENERGY), options, Screen(), undo=undo)
-        assert rig.kernel.mode() == before
-    assert "the meter says 0 W" in str(problem)
-    assert "Training goes on as it was" in " ".join(capsys.readouterr().out.split())
+    assert "idle 3.00 W, 1.00 W for each busy core" in text and "6 readings" in text
+    estimated = recorded(tmp_path / "estimated", measured=0.0)
+    assert main(["power", "calibrate", "--run", str(estimated)]) == 2
+    assert "give --energy too" in capsys.readouterr().err
+    assert main(["power", "calibrate", "--run", str(estimated), "--energy", "120J"]) == 0
+    (run / "lab.json").write_text("{}")
+    assert main(["power", "calibrate", "--run", str(run)]) == 2
+    assert "a run on emulated devices" in capsys.readouterr().err

@@ -101,6 +101,19 @@ with Assistant({self.command(rig, state)!r}) as switch:
         with pytest.raises(HelperGone, match="needs root"), Assistant(["false"]):
             pytest.fail("it began")
 
+    def test_a_helper_that_hangs_is_not_waited_for(self):
+        silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        with (
+            pytest.raises(HelperGone, match=r"not answered for 0\.2 s"),
+            Assistant(silent, answers_within_s=0.2),
+        ):
+            pytest.fail("it answered")
+
+    def test_the_knob_that_refuses_is_named(self, rig, panel):
+        rig.kernel.stubborn.add("gpu/max_freq")
+        told = answer(json.dumps({"do": "apply", "mode": LOW}), panel, [])
+        assert told["knob"] == "gpu_hz" and "something else holds it" in told["error"]
+
     def test_it_never_runs_what_lies_in_the_current_folder(self, tmp_path):
         trap = tmp_path / "terrazzo" / "power"
         trap.mkdir(parents=True)

@@ -51,6 +51,7 @@ class Kernel:
             put(self.root / CONF, nvpmodel(board))
         if board.tree == "jetson":
             put(self.root / "proc/device-tree/model", f"Simulated {board.name}\0")
+            put(self.root / "proc/device-tree/compatible", "nvidia,tegra234\0")
 
     @property
     def _policies(self) -> range:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terrazzo.cli.tuning import add_tune
 from terrazzo.cli.verb import add_verb
 from terrazzo.errors import KnobError, UsageError
-from terrazzo.meters import ina3221, pmic
-from terrazzo.meters.estimator import Calibration, kept, machine_busy_s
-from terrazzo.meters.meter import Meter, text_of
-from terrazzo.meters.probe import find
+from terrazzo.meters import ina3221, nvml, pmic
+from terrazzo.meters.busy import machine_busy_s
+from terrazzo.meters.estimator import Calibration, kept
+from terrazzo.meters.meter import BOARD, Meter, part_words, text_of
+from terrazzo.meters.probe import Found, find
 from terrazzo.meters.sampler import Sampler
 from terrazzo.power.accelerator import memory_is_hidden
 from terrazzo.power.assistant import Assistant
@@ -22,7 +24,7 @@ from terrazzo.power.keeper import STATE, Keeper
 from terrazzo.power.panel import Panel
 from terrazzo.power.presets import presets
 from terrazzo.power.sysfs import Sysfs
-from terrazzo.records.event import read_events
+from terrazzo.records.event import Event, read_events
 from terrazzo.records.modes import value_text
 from terrazzo.records.power import (
     METER_FILE,
@@ -31,6 +33,7 @@ from terrazzo.records.power import (
     parse_watts,
     watts_text,
 )
+from terrazzo.report.energy import ENERGY, METER
 from terrazzo.report.screen import Screen
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ examples:
       what a USB meter shows while the device is idle, and with all cores at work
 """
 LOOK_S = 1.0
+STRETCH_S = 5.0
+"""Of a run: the time of which a streamed meter gives one reading."""
 
 
 def add_to(commands: Commands) -> None:
@@ -69,7 +74,11 @@ def add_to(commands: Commands) -> None:
     calibrate.add_argument("--idle", metavar="WATTS", help="shown while the device is idle")
     calibrate.add_argument("--busy", metavar="WATTS", help="shown while all cores work")
     calibrate.add_argument("--run", type=Path, metavar="FOLDER", help="a recorded run, and")
-    calibrate.add_argument("--energy", metavar="JOULES", help="what the meter counted in it: 1.4Wh")
+    calibrate.add_argument(
+        "--energy",
+        metavar="JOULES",
+        help="what the meter counted in it: 1.4Wh; not where it was streamed into the run",
+    )
     calibrate.set_defaults(command=calibrate_power)
     restore = add_verb(verbs, "restore", "put back what a killed command has left")
     restore.set_defaults(command=restore_power)
@@ -115,13 +124,14 @@ def _show_meters(options: argparse.Namespace, screen: Screen) -> None:
     found = find(
         options.root, calibration=told, external=options.meter, busy_s=machine_busy_s(options.root)
     )
-    screen.title("Energy: " + ("measured" if found.is_measured else "estimated, not measured"))
+    screen.title(f"Energy: {_how(found)}")
     with Sampler(found.used) as sampler:
         begun = sampler.begin()
         time.sleep(LOOK_S)
         taken = sampler.end(begun)
     for meter in found.used:
-        screen.line(f"{meter.name}: covers the {meter.covers}{_parts(meter)}")
+        off = "" if not meter.is_measured else f", taken to be off by up to {meter.error:.0%}"
+        screen.line(f"{meter.name}: covers the {part_words([meter.covers])}{off}{_parts(meter)}")
     screen.line(f"now {watts_text(taken.mean_w)}{'' if found.is_measured else ' (estimated)'}")
     if not found.is_measured:
         screen.line(
@@ -133,6 +143,15 @@ def _show_meters(options: argparse.Namespace, screen: Screen) -> None:
             screen.line(f"also there, not added: {meter.name}", "dim")
     for problem in found.problems:
         screen.line(f"not used: {problem}", "dim")
+
+
+def _how(found: Found) -> str:
+    if not found.is_measured:
+        return "estimated, not measured"
+    covers = [meter.covers for meter in found.used]
+    if BOARD in covers:
+        return "measured"
+    return f"measured, but of the {part_words(dict.fromkeys(covers))} alone: the board draws more"
 
 
 def _parts(meter: Meter) -> str:
@@ -178,7 +197,17 @@ def _show_heat(root: Path, screen: Screen) -> None:
     throttled = sum(int(text_of(path) or 0) for path in cores)
     words = [f"degrees C: {', '.join(zones)}"] if zones else []
     words += [f"cores were throttled for heat {throttled} times"] if throttled else []
+    events = {
+        path.name.partition("_")[0]: text_of(path)
+        for path in sorted((root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt"))
+    }
+    words += [
+        f"clocks were cut {count} times for too much current or heat ({name})"
+        for name, count in events.items()
+        if count not in ("", "0")
+    ]
     words += pmic.throttling(root)
+    words += nvml.heat() if root == Path("/") else []
     if words:
         screen.title("Heat")
         for text in words:
@@ -198,9 +227,7 @@ def calibrate_power(options: argparse.Namespace) -> int:
     if options.busy:
         readings.append((float(os.cpu_count() or 1), parse_watts(options.busy)))
     if options.run is not None:
-        if not options.energy:
-            raise UsageError("--run also needs --energy, what your meter counted in it: 1.4Wh")
-        readings.append(_run_reading(options.run, parse_joules(options.energy)))
+        readings += _run_readings(options.run, options.energy)
     if not readings:
         raise UsageError("no reading: say --idle 2.7W, --busy 6.3W, or --run FOLDER --energy 1.4Wh")
     told = Calibration.fit(readings, before=before)
@@ -216,19 +243,53 @@ def calibrate_power(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_reading(folder: Path, joules: float) -> tuple[float, float]:
-    """Busy cores and watts of a run on this device, from the joules that a meter counted."""
-    notes = [e for e in read_events(folder) if e.name == "energy"] if folder.is_dir() else []
-    seconds = max((n.begin_s for n in notes), default=0.0) - min(
-        (n.begin_s for n in notes), default=0.0
+def _run_readings(folder: Path, energy: str | None) -> list[tuple[float, float]]:
+    """Busy cores and watts in a run on this device, from what somebody read off a meter after it,
+    or from the meter that was streamed into it."""
+    for name, kind in (("lab.json", "emulated devices"), ("cluster.json", "other machines")):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} was a run on {kind}: only a run of this device alone says what it draws"
+            )
+    events = list(read_events(folder)) if folder.is_dir() else []
+    notes = [
+        dict(e.values) | {"at_s": e.begin_s, "of": e.device} for e in events if e.name == ENERGY
+    ]
+    seconds = max((n["at_s"] for n in notes), default=0.0) - min(
+        (n["at_s"] for n in notes), default=0.0
     )
     if seconds < 1:
         raise UsageError(f"{folder} holds no run of a second or more with notes of its energy")
+    if energy is None:
+        return _streamed(folder, events, notes)
     busy_s = 0.0
-    for device in {note.device for note in notes}:
-        own = [dict(n.values).get("busy_s", 0.0) for n in notes if n.device == device]
+    for device in {note["of"] for note in notes}:
+        own = [note.get("busy_s", 0.0) for note in notes if note["of"] == device]
         busy_s += max(own) - min(own)
-    return busy_s / seconds, joules / seconds
+    return [(busy_s / seconds, parse_joules(energy) / seconds)]
+
+
+def _streamed(
+    folder: Path, events: Sequence[Event], notes: Sequence[Mapping[str, float]]
+) -> list[tuple[float, float]]:
+    """One reading for each stretch of some seconds."""
+    sources = [e for e in events if e.name.startswith(METER)]
+    if len({note["of"] for note in notes}) != 1 or not all(
+        dict(e.values).get("measured") and dict(e.values).get("whole") for e in sources
+    ):
+        raise UsageError(
+            f"no meter of the whole board was read in {folder}, by one device alone: give --energy "
+            f"too, what your meter counted in it (1.4Wh), or stream one in ({METER_FILE}=FILE)"
+        )
+    found: list[tuple[float, float]] = []
+    begun = notes[0]
+    for note in notes:
+        seconds = note["at_s"] - begun["at_s"]
+        if seconds >= STRETCH_S or (note is notes[-1] and not found and seconds > 0):
+            busy_s, joules = (note[name] - begun[name] for name in ("busy_s", "joules"))
+            found.append((busy_s / seconds, joules / seconds))
+            begun = note
+    return found
 
 
 def restore_power(options: argparse.Namespace) -> int:

@@ -7,15 +7,16 @@ neither, so an estimate is marked as one wherever it appears.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 
 import numpy as np
 
 from terrazzo.errors import UsageError
+from terrazzo.meters.busy import family_busy_s
 from terrazzo.meters.meter import BOARD, Reading, text_of
 from terrazzo.records import document
 
@@ -106,12 +107,14 @@ class Estimator:
     """Counts joules from processor time; ``share`` of the idle watts are this process's."""
 
     calibration: Calibration
-    busy_s: Callable[[], float] = time.process_time
+    busy_s: Callable[[], float] = field(default_factory=family_busy_s)
     clock: Callable[[], float] = time.monotonic
     share: float = 1.0
     covers: str = BOARD
     is_measured: bool = False
     interval_s: float = 0.25
+    moves_s: float = inf
+    window_s: float = 1.0
     of: str = ""
     """What it stands for, where that is not this device."""
     _began: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
@@ -123,21 +126,12 @@ class Estimator:
     def name(self) -> str:
         return f"{self.of}estimate from processor time, off by up to {self.calibration.error:.0%}"
 
+    @property
+    def error(self) -> float:
+        return self.calibration.error
+
     def read(self) -> Reading:
         seconds = self.clock() - self._began[0]
         busy_s = self.busy_s() - self._began[1]
         told = self.calibration
         return Reading(joules=told.idle_w * self.share * seconds + told.core_w * busy_s)
-
-
-def machine_busy_s(root: Path) -> Callable[[], float]:
-    """Processor seconds of the whole machine, from /proc/stat."""
-    ticks = os.sysconf("SC_CLK_TCK")
-
-    def busy_s() -> float:
-        words = text_of(root / "proc/stat").partition("\n")[0].split()[1:]
-        numbers = [float(word) for word in words] or [0.0] * 8
-        idle = numbers[3] + numbers[4]
-        return (sum(numbers[:8]) - idle) / ticks
-
-    return busy_s

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from terrazzo.errors import MeterError
@@ -33,6 +34,9 @@ class External:
     covers: str = BOARD
     is_measured: bool = True
     interval_s: float = 0.25
+    error: float = 0.03
+    moves_s: float = inf  # its lines are dated: one that hangs is late
+    window_s: float = 2.0
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terrazzo.errors import MeterError
-from terrazzo.meters.meter import BOARD, Reading, number, sensible, text_of
+from terrazzo.meters.meter import BOARD, MOVES_S, Reading, number, sensible, text_of
 
 INPUTS = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN_SYS_5V0_IN")
 SIDE_BY_SIDE = (
@@ -48,6 +48,14 @@ class Ina3221:
     covers: str = BOARD
     is_measured: bool = True
     interval_s: float = 0.1
+    moves_s: float = MOVES_S
+    window_s: float = 1.0
+
+    @property
+    def error(self) -> float:
+        """Of shunt and converter; more where rails are summed, of which some may hang on others,
+        and beside which there is something that has no sensor."""
+        return 0.05 if len(self.rails) == 1 else 0.15
 
     @property
     def name(self) -> str:

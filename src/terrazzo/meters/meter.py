@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -11,8 +12,11 @@ from terrazzo.errors import MeterError
 
 BOARD, CPU, GPU = "board", "cpu", "gpu"
 """What a meter covers: all of a device, or a part of it."""
+PART_WORDS = {BOARD: "board", CPU: "processor", GPU: "GPU"}
 MOST_W = 3000.0
 """No device that Terrazzo runs on draws more; a reading beyond is nonsense."""
+MOVES_S = 20.0
+"""Noise moves the last digit of most sensors sooner than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,18 @@ class Meter(Protocol):
     def interval_s(self) -> float:
         """How often it is worth reading."""
 
+    @property
+    def error(self) -> float:
+        """How far off all of its readings may be, relatively: what no repetition shows."""
+
+    @property
+    def moves_s(self) -> float:
+        """A sensor at work shows another number within so many seconds; else it may hang."""
+
+    @property
+    def window_s(self) -> float:
+        """The shortest time of which it can tell the power."""
+
     def read(self) -> Reading:
         """A reading; MeterError where there is none."""
 
@@ -68,6 +84,11 @@ def how_to_read(path: Path) -> str:
             'RUN+="/bin/chmod a+r" on energy_uj lets all read them, or run with CAP_DAC_READ_SEARCH'
         )
     return "add yourself to its group (ls -l shows it), or run with CAP_DAC_READ_SEARCH"
+
+
+def part_words(covers: Iterable[str]) -> str:
+    """``processor and GPU``."""
+    return " and ".join(PART_WORDS[part] for part in covers)
 
 
 def sensible(watts: float, name: str) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from terrazzo.errors import KnobError, MeterError
-from terrazzo.meters.meter import GPU, Reading, sensible
+from terrazzo.meters.meter import GPU, MOVES_S, Reading, sensible
 
 LIBRARY = "libnvidia-ml.so.1"
 CORE, MEMORY = "Gpu", "Memory"
@@ -21,6 +21,11 @@ MEANINGS = {
     1: "not initialised", 2: "invalid argument", 3: "not supported by this device",
     4: "no permission: run as root, or let the helper do it", 9: "the driver is not loaded",
     15: "the GPU was lost",
+}  # fmt: skip
+
+THROTTLED = {
+    0x4: "held by its power limit", 0x8: "slowed by hardware", 0x20: "slowed for heat",
+    0x40: "slowed by hardware for heat", 0x80: "slowed by a power brake",
 }  # fmt: skip
 
 
@@ -57,6 +62,11 @@ class Nvml:
         self._call(name, handle, ctypes.byref(value))
         return int(value.value)
 
+    def number_of(self, name: str, handle: Any, which: int) -> int:
+        value = ctypes.c_uint()
+        self._call(name, handle, ctypes.c_uint(which), ctypes.byref(value))
+        return value.value
+
     def pair(self, name: str, handle: Any) -> tuple[int, int]:
         low, high = ctypes.c_uint(), ctypes.c_uint()
         self._call(name, handle, ctypes.byref(low), ctypes.byref(high))
@@ -75,11 +85,6 @@ class Nvml:
         count, room = ctypes.c_uint(MOST_CLOCKS), (ctypes.c_uint * MOST_CLOCKS)()
         self._call(name, handle, *map(ctypes.c_uint, given), ctypes.byref(count), room)
         return list(room)[: count.value]
-
-    def number_of(self, name: str, handle: Any, which: int) -> int:
-        value = ctypes.c_uint()
-        self._call(name, handle, ctypes.c_uint(which), ctypes.byref(value))
-        return value.value
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,15 @@ class NvmlGpu:
         """Since the driver was loaded; GPUs before Volta don't count."""
         name = "nvmlDeviceGetTotalEnergyConsumption"
         return self.nvml.number(name, self.handle, ctypes.c_ulonglong) / 1e3
+
+    def heat_c(self) -> float:
+        return float(self.nvml.number_of("nvmlDeviceGetTemperature", self.handle, 0))
+
+    def throttling(self) -> list[str]:
+        """Why its clocks are lower now than they could be."""
+        name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        bits = self.nvml.number(name, self.handle, ctypes.c_ulonglong)
+        return [words for bit, words in THROTTLED.items() if bits & bit]
 
     def limit_w(self) -> float:
         return self.nvml.number("nvmlDeviceGetPowerManagementLimit", self.handle) / 1e3
@@ -152,6 +166,9 @@ class NvmlMeter:
     covers: str = GPU
     is_measured: bool = True
     interval_s: float = 0.1
+    error: float = 0.05
+    moves_s: float = MOVES_S
+    window_s: float = 1.0
 
     @property
     def name(self) -> str:
@@ -161,6 +178,22 @@ class NvmlMeter:
         if self.counts:
             return Reading(joules=self.gpu.joules())
         return Reading(watts=sensible(self.gpu.watts(), self.name))
+
+
+def heat(library: str = LIBRARY) -> list[str]:
+    """Of each GPU that tells it: how warm it is, and what slows it down."""
+    found = []
+    try:
+        gpus = Nvml(library).gpus()
+    except MeterError:
+        return []
+    for gpu in gpus:
+        try:
+            words = [f"GPU {gpu.index} {gpu.heat_c():.0f} degrees C", *gpu.throttling()]
+        except MeterError:
+            continue
+        found.append(", ".join(words))
+    return found
 
 
 def probe(library: str = LIBRARY) -> list[NvmlMeter]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from terrazzo.errors import MeterError
 from terrazzo.meters import ina3221, nvml, pmic, rapl, supply
+from terrazzo.meters.busy import family_busy_s
 from terrazzo.meters.estimator import Calibration, Estimator
 from terrazzo.meters.external import External
 from terrazzo.meters.meter import BOARD, CPU, GPU, Meter
@@ -37,12 +38,13 @@ def find(
     calibration: Calibration,
     external: Path | None = None,
     clock: Callable[[], float] | None = None,
-    busy_s: Callable[[], float] = time.process_time,
+    busy_s: Callable[[], float] | None = None,
     share: float = 1.0,
 ) -> Found:
     """The meters of the device whose files lie under ``root``.
 
-    ``share`` is this process's part of the idle device, where several share it.
+    ``share`` is this process's part of the idle device, where several share it; ``busy_s`` tells
+    how long processors were at work, for this process and its own where nothing else is given.
     """
     meters: list[Meter] = []
     problems: list[str] = []
@@ -61,7 +63,7 @@ def find(
     if root == Path("/"):
         meters += nvml.probe()
     steady = clock or time.monotonic
-    estimator = Estimator(calibration, busy_s=busy_s, clock=steady, share=share)
+    estimator = Estimator(calibration, busy_s=busy_s or family_busy_s(), clock=steady, share=share)
     return Found(tuple(meters), tuple(_used(meters, estimator)), tuple(problems))
 
 

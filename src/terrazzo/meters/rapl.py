@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from terrazzo.errors import MeterError
-from terrazzo.meters.meter import CPU, MOST_W, Reading, number, text_of
+from terrazzo.meters.meter import CPU, MOST_W, MOVES_S, Reading, number, text_of
 
 
 @dataclass
@@ -24,6 +24,9 @@ class Rapl:
     covers: str = CPU
     is_measured: bool = True
     interval_s: float = 0.1
+    error: float = 0.05
+    moves_s: float = MOVES_S
+    window_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     _at_s: float = field(default=0.0, repr=False)
     _last_j: float | None = field(default=None, repr=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from terrazzo.meters.meter import Meter
+from terrazzo.meters.meter import BOARD, Meter
 from terrazzo.meters.window import Account, Energy
 
 KEPT = 4096
@@ -67,6 +67,28 @@ class Sampler:
     @property
     def is_measured(self) -> bool:
         return all(account.meter.is_measured for account in self.accounts)
+
+    @property
+    def error(self) -> float:
+        """How far off the power may be, relatively, whatever is repeated."""
+        return max((account.meter.error for account in self.accounts), default=0.0)
+
+    @property
+    def window_s(self) -> float:
+        """The shortest time of which all meters can tell the power."""
+        return max((account.meter.window_s for account in self.accounts), default=0.0)
+
+    @property
+    def sees_clocks(self) -> bool:
+        """Whether any of it is measured: an estimate from time does not know how fast a clock is
+        that time was spent at."""
+        return any(account.meter.is_measured for account in self.accounts)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The parts of the device that are counted; one that is all of it stands for all."""
+        found = dict.fromkeys(account.meter.covers for account in self.accounts)
+        return (BOARD,) if BOARD in found else tuple(found)
 
     @property
     def sources(self) -> tuple[str, ...]:

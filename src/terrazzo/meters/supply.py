@@ -21,7 +21,10 @@ class Supply:
     covers: str = BOARD
     is_measured: bool = True
     interval_s: float = 0.5
-    """Gauges of batteries change once a second or slower."""
+    error: float = 0.1
+    moves_s: float = 180.0
+    """Gauges of batteries are looked at by their firmware once a second, or once in a minute."""
+    window_s: float = 60.0
 
     @property
     def name(self) -> str:

@@ -14,8 +14,9 @@ from terrazzo.meters.meter import MOST_W, Meter
 
 GAP_S = 2.0
 """Without a reading for longer than this, energy is told to be doubtful."""
-FROZEN_S, FROZEN_READINGS = 20.0, 40
-"""Noise moves the last digit of a live sensor sooner than this."""
+FROZEN_READINGS = 40
+COUNTED_S = 0.5
+"""Counters move in steps: their power is taken over no less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Account:
     _same: int = field(default=0, repr=False)
     _same_since_s: float = field(default=0.0, repr=False)
     _last: float | None = field(default=None, repr=False)
+    _recent: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
     def take(self, now_s: float) -> None:
         """Another reading, at this moment."""
@@ -66,6 +68,7 @@ class Account:
             return
         if reading.joules is not None:
             self._count(reading.joules, gone_s)
+            self._average(reading.joules, now_s)
             self._watch(reading.joules, now_s)
         elif reading.watts is not None:
             before_w = self.watts if before_s is not None else reading.watts
@@ -94,10 +97,21 @@ class Account:
             self.problem = f"{self.meter.name} jumped by {more_j:g} J in {seconds:.2f} s"
             self.gap_s += gone_s
             self.joules += self.watts * gone_s
+            self._recent.clear()
             return
         self.joules += more_j - filled_j
         self.gap_s -= seconds - gone_s
-        self.watts = more_j / seconds
+
+    def _average(self, joules: float, now_s: float) -> None:
+        """The power of a counter, over some readings: between two that lie close to each other may
+        be a whole step of it, or nothing."""
+        recent = self._recent
+        recent.append((now_s, joules))
+        while len(recent) > 2 and now_s - recent[1][0] >= COUNTED_S:
+            recent.pop(0)
+        since_s, since_j = recent[0]
+        if now_s > since_s:
+            self.watts = (joules - since_j) / (now_s - since_s)
 
     def _watch(self, value: float, now_s: float) -> None:
         """Counts readings that are the same to the last digit."""
@@ -106,7 +120,7 @@ class Account:
             return
         self._same += 1
         same_s = now_s - self._same_since_s
-        if self._same >= FROZEN_READINGS and same_s >= FROZEN_S:
+        if self._same >= FROZEN_READINGS and same_s >= self.meter.moves_s:
             self.frozen_s = max(self.frozen_s, same_s)
 
     @property

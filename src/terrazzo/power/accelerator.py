@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from terrazzo.errors import KnobError, MeterError
+from terrazzo.meters.meter import text_of
 from terrazzo.meters.nvml import LIBRARY, Nvml, NvmlGpu
 from terrazzo.power.cpu import Limits
 from terrazzo.power.knob import Files
 from terrazzo.power.sysfs import Sysfs
 
 DEVFREQ = "sys/class/devfreq"
+COMPATIBLE = "proc/device-tree/compatible"
 GPU_NAMES = (".gpu", ".gp10b", ".gv11b", ".ga10b")
 EMC = "sys/kernel/debug/bpmp/debug/clk/emc"
 EMC_RATES = "sys/kernel/debug/bpmp/debug/emc/possible_rates"
@@ -30,6 +32,8 @@ class GpuClock:
 
     @classmethod
     def find(cls, sysfs: Sysfs) -> list[GpuClock]:
+        if "nvidia," not in text_of(sysfs.path(COMPATIBLE)):
+            return []  # other makers' GPUs have such files too: what they do nobody has looked at
         for path in sorted(sysfs.path(DEVFREQ).glob("*")):
             folder = f"{DEVFREQ}/{path.name}"
             values = sysfs.numbers(f"{folder}/available_frequencies")

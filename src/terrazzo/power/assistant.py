@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from terrazzo.records.modes import Mode
 HELPER = (sys.executable, "-I", "-m", "terrazzo.power.helper")
 """-I: else Python would take the code of whatever lies in the current folder, as root."""
 PATIENCE_S = 20.0
+ANSWER_S = 60.0
+"""All knobs of a device are set within a second or two."""
 
 
 class Assistant:
@@ -26,9 +29,14 @@ class Assistant:
     """
 
     def __init__(
-        self, command: Sequence[str] = ("sudo", "-n", *HELPER), *, apart: bool = False
+        self,
+        command: Sequence[str] = ("sudo", "-n", *HELPER),
+        *,
+        apart: bool = False,
+        answers_within_s: float = ANSWER_S,
     ) -> None:
         self._command, self._apart = tuple(command), apart
+        self._answers_within_s = answers_within_s
         self._process: subprocess.Popen[str] | None = None
         self._knobs: dict[str, tuple[float, ...]] = {}
 
@@ -104,6 +112,11 @@ class Assistant:
         with suppress(BrokenPipeError):  # what it said before it went can still be read
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
+        if not select.select([process.stdout], [], [], self._answers_within_s)[0]:
+            raise HelperGone(
+                f"the power helper has not answered for {self._answers_within_s:g} s: it hangs, or "
+                "a knob does"
+            )
         line = process.stdout.readline()
         if not line:
             raise HelperGone(
@@ -115,7 +128,9 @@ class Assistant:
         except json.JSONDecodeError:
             raise KnobError(f"the power helper says: {line.strip()}") from None
         if "error" in answer:
-            raise KnobError(answer["error"])
+            refusal = KnobError(answer["error"])
+            refusal.knob = str(answer.get("knob", ""))
+            raise refusal
         return answer
 
 

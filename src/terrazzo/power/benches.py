@@ -1,25 +1,28 @@
-"""Benches: where the tuner measures modes. One trains for real, one is a simulated board.
+"""A bench: where the tuner measures modes, under a training that goes on.
 
-Both change modes through a switch and read energy through meters; they differ in how steps are
-counted and in whose time passes.
+Modes are changed through a switch and energy is read through meters. On a simulated board only the
+counting of steps and the passing of time are others.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 
 from terrazzo.errors import PowerError
 from terrazzo.meters.sampler import Sampler
 from terrazzo.power.formulas import Knobs
 from terrazzo.power.panel import Switch
+from terrazzo.records.event import Event
 from terrazzo.records.modes import Measured, Mode
 
-MEASURE_S, LEAST_STEPS = 6.0, 3
-"""A mode is measured for so long, and for so many steps."""
+MEASURE_S, PARTS = 6.0, 3
+"""A mode is measured for so long, in parts of a step at the least."""
 WARM_UP, SETTLE = 0.33, 10.0
 """Of that time: what goes by before, and what it takes until a board is as warm as it gets."""
 LOOK_S = 0.1
@@ -50,17 +53,22 @@ class StepBench:
     switch: Switch
     sampler: Sampler
     steps: Callable[[], tuple[float, float]]
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
     is_running: Callable[[], bool] = lambda: True
     measure_s: float = MEASURE_S
     spent: Spent = field(default_factory=Spent)
     touched: bool = False
     """Whether modes were changed yet: until then a governor is measured as it is."""
+    _spreads: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
     @property
     def knobs(self) -> Knobs:
         return self.switch.knobs
+
+    def held(self, knob: str) -> float:
+        """Where a knob stands."""
+        return self.switch.read()[knob]
 
     def measure(self, mode: Mode, *, settled: bool) -> Measured:
         start, begun = self.steps(), self.sampler.sample()
@@ -78,18 +86,35 @@ class StepBench:
         return row
 
     def _window(self, mode: Mode, seconds: float) -> Measured:
-        """From the end of one step to the end of another."""
-        first, at_s = self.steps()
-        begun = self.sampler.begin()
-        self._wait(seconds, LEAST_STEPS)
-        last, until_s = self.steps()
-        taken = self.sampler.end(begun)
-        if taken.mean_w <= 0:
+        """From the end of one step to the end of another, in parts that tell how sure it is."""
+        doubtful_s = self.sampler.doubtful_s
+        marks = [(*self.steps(), self.sampler.begin())]
+        for _ in range(PARTS):
+            self._wait(seconds / PARTS, 1)
+            marks.append((*self.steps(), self.sampler.sample()))
+        peak_w = self.sampler.peak_w
+        times, watts = [], []
+        for (n0, t0, one), (n1, t1, two) in (*pairwise(marks), (marks[0], marks[-1])):
+            times.append((t1 - t0) / (n1 - n0))
+            watts.append((two.joules - one.joules) / (two.time_s - one.time_s))
+        if min(watts) <= 0 or self.sampler.doubtful_s > doubtful_s:
             raise PowerError(
-                f"the meter says {taken.mean_w:g} W while training runs in {mode.text}: "
-                + ("; ".join(taken.doubts) or "look at terrazzo power show")
+                f"the meter says {min(watts):.3g} W while training runs in {mode.text}: "
+                + ("; ".join(self.sampler.doubts) or "look at terrazzo power show")
             )
-        return Measured(mode, (until_s - at_s) / (last - first), taken.mean_w)
+        *time_parts, step_s = times
+        *watt_parts, power_w = watts
+        self._spreads.append((_spread(time_parts), _spread(watt_parts)))
+        return Measured(
+            mode, step_s, power_w, time_doubt=self._doubt(0), power_doubt=self._doubt(1),
+            peak_w=peak_w,
+        )  # fmt: skip
+
+    def _doubt(self, place: int) -> float:
+        """Of the last window. Its few parts may agree by chance, so it is never thought to be surer
+        than windows have been so far."""
+        several = [spreads[place] for spreads in self._spreads]
+        return max(several[-1], sqrt(fmean(one**2 for one in several)))
 
     def _wait(self, seconds: float, steps: int) -> None:
         begun_s, (first, _) = self.clock(), self.steps()
@@ -107,6 +132,11 @@ class StepBench:
                 )
             self.pause(LOOK_S)
             self.sampler.sample()
+
+
+def _spread(parts: Sequence[float]) -> float:
+    """The relative standard deviation of the mean of some."""
+    return stdev(parts) / fmean(parts) / sqrt(len(parts))
 
 
 class StepFile:
@@ -128,6 +158,7 @@ class StepFile:
         self._read_bytes += len(whole) + (1 if whole else 0)
         for line in whole.splitlines():
             if b'"traffic"' in line:
-                row = json.loads(line)
-                self._last = (float(row[8]["steps"]), float(row[5]))
+                note = Event.from_line(line.decode("utf-8"))
+                if note.name == "traffic":
+                    self._last = (dict(note.values)["steps"], note.begin_s)
         return self._last

@@ -8,7 +8,6 @@ known so far, and what must hold may well hold. When nothing is left to gain, me
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +24,20 @@ WORTH = 0.003
 """The relative gain below which another measurement is not worth its time."""
 LEAST_HOPE = 0.01
 """Of finding a mode that holds, while there is none."""
-MEASURED_TIME_DOUBT, MEASURED_POWER_DOUBT = 0.01, 0.012
+LEAST_DOUBT = 0.01
+"""Of a measurement, however well its parts agree: another day it is another number."""
+
+
+def ranks(modes: Sequence[Mode], knobs: Knobs) -> Array:
+    """Where the values of modes stand among those of each knob, from 0 to 1."""
+    found: Array = np.stack(
+        [
+            np.searchsorted(values, [mode[name] for mode in modes]) / max(len(values) - 1, 1)
+            for name, values in knobs.items()
+        ],
+        axis=1,
+    )
+    return found
 
 
 def spread_out(modes: Sequence[Mode], knobs: Knobs, count: int) -> list[Mode]:
@@ -36,27 +48,21 @@ def spread_out(modes: Sequence[Mode], knobs: Knobs, count: int) -> list[Mode]:
     a cube evenly however many there are, and every third time the farthest mode from all others.
     The lowest modes are left out: steps take very long there, and they are hardly ever chosen.
     """
-    ranks = np.stack(
-        [
-            np.searchsorted(values, [mode[name] for mode in modes]) / max(len(values) - 1, 1)
-            for name, values in knobs.items()
-        ],
-        axis=1,
-    )
-    chosen = [int(np.argmax(ranks.sum(1)))]
+    places = ranks(modes, knobs)
+    chosen = [int(np.argmax(places.sum(1)))]
     free = np.ones(len(modes), dtype=bool)
     free[chosen[0]] = False
-    nearest = ((ranks - ranks[chosen[0]]) ** 2).sum(1)
+    nearest = ((places - places[chosen[0]]) ** 2).sum(1)
     for number in range(1, min(count, len(modes))):
         if number % EVERY == 0:
-            place = int(np.argmax(np.where(free & (ranks.mean(1) >= HIGH), nearest, -1.0)))
+            place = int(np.argmax(np.where(free & (places.mean(1) >= HIGH), nearest, -1.0)))
         else:
             point = [LOWEST + (1 - LOWEST) * _halton(number, base) for base in PRIMES[: len(knobs)]]
-            apart = ((ranks - np.array(point)) ** 2).sum(1)
+            apart = ((places - np.array(point)) ** 2).sum(1)
             place = int(np.argmin(np.where(free, apart, np.inf)))
         chosen.append(place)
         free[place] = False
-        nearest = np.minimum(nearest, ((ranks - ranks[place]) ** 2).sum(1))
+        nearest = np.minimum(nearest, ((places - places[place]) ** 2).sum(1))
     return [modes[place] for place in chosen]
 
 
@@ -85,23 +91,16 @@ def as_measured(row: Measured) -> Option:
         row.mode,
         row.step_s,
         row.power_w,
-        MEASURED_TIME_DOUBT,
-        MEASURED_POWER_DOUBT,
+        max(row.time_doubt, LEAST_DOUBT),
+        max(row.power_doubt, LEAST_DOUBT),
         is_measured=True,
+        peak_w=row.peak_w,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Next:
-    """A mode worth measuring, and the relative gain to hope for."""
-
-    mode: Mode
-    gain: float
 
 
 def next_mode(
     told: Foretold, goal: Goal, *, best: float | None, known: Collection[Mode]
-) -> Next | None:
+) -> Mode | None:
     """The most promising mode; ``best`` is the least value measured so far that holds.
 
     None: nothing promises enough.
@@ -112,7 +111,7 @@ def next_mode(
     place = max(open_, key=lambda one: float(gain[one]), default=None)
     if place is None or gain[place] < (LEAST_HOPE if best is None else WORTH):
         return None
-    return Next(told.modes[place], float(gain[place]))
+    return told.modes[place]
 
 
 def _gain(told: Foretold, goal: Goal, best: float) -> Array:

@@ -53,7 +53,7 @@ def answer(line: str, panel: Panel, before: Files) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         return {"error": f"a request is no JSON: {error}"}
     except KnobError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "knob": error.knob}
 
 
 def _knobs(panel: Panel, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,12 @@ class Keeper:
             words = self.restore_left(panel)
             if words:
                 say(words)
+            capped = panel.capped_for_heat()
+            if capped:
+                raise KnobError(
+                    f"{capped}: what its limits were before can't be seen until it is cooler, so "
+                    "nothing is changed; wait, or cool it"
+                )
             files = panel.state()
             self._write(files)
             files = panel.completed(files)

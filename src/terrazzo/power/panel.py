@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
 
 from terrazzo.errors import KnobError, PowerError
+from terrazzo.meters.meter import text_of
 from terrazzo.power.accelerator import GpuClock, GpuLimit, MemoryClock
 from terrazzo.power.cpu import Cores, CpuClock
 from terrazzo.power.knob import Files, Knob
@@ -37,6 +38,7 @@ class Panel:
     last when some go off, so that every clock that is needed has its files."""
 
     parts: tuple[Knob, ...]
+    sysfs: Sysfs = field(default_factory=Sysfs)
 
     @classmethod
     def find(cls, sysfs: Sysfs) -> Panel:
@@ -46,7 +48,7 @@ class Panel:
             known = {knob.name for knob in found}
             found += [knob for knob in LockedClock.find() if knob.name not in known]
             found += GpuLimit.find()
-        return cls(tuple(found))
+        return cls(tuple(found), sysfs)
 
     @property
     def knobs(self) -> dict[str, tuple[float, ...]]:
@@ -65,8 +67,11 @@ class Panel:
         wanted = dict(mode.values)
         try:
             for knob in self._ordered(wanted):
-                knob.set(wanted[knob.name])
-        except PowerError:
+                name = knob.name
+                knob.set(wanted[name])
+        except PowerError as error:
+            if isinstance(error, KnobError):
+                error.knob = name
             with suppress(PowerError):  # the first refusal is the one to tell
                 self.restore(before)
             raise
@@ -77,6 +82,18 @@ class Panel:
         if cores and wanted["cores"] < cores[0].read():
             parts = [knob for knob in parts if knob not in cores] + cores
         return parts
+
+    def capped_for_heat(self) -> str:
+        """What the kernel holds below its limit now because it is hot, in words; or nothing.
+
+        A limit that is read meanwhile is the kernel's passing one, and must not be put back as the
+        owner's.
+        """
+        for path in sorted(self.sysfs.path("sys/class/thermal").glob("cooling_device*/type")):
+            kind, state = text_of(path), text_of(path.parent / "cur_state")
+            if ("cpufreq" in kind or "devfreq" in kind) and state.isdigit() and int(state):
+                return f"{kind} is at step {state} of cooling now, 0 is none"
+        return ""
 
     def state(self) -> Files:
         return [file for knob in self.parts for file in knob.state()]

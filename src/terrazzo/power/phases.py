@@ -7,18 +7,17 @@ one mode it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import hypot
 
 from terrazzo.errors import PowerError, UsageError
-from terrazzo.power.selector import EDP, TIME, Goal, Option, fastest_s, holds
+from terrazzo.power.selector import EDP, TIME, Goal, Option, fastest, holds
 from terrazzo.records.modes import Mode
 
 CANDIDATES = 60
 """Modes of a phase that are looked at, the best ones."""
-PAYS = 0.01
-"""What changing modes has to save, relatively: less is below the error of measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,8 @@ class Schedule:
     seconds: float
     joules: float
     changes: int
-    best_of_one: Option
-    """The mode to use if it were one for all."""
-    saved: float
-    """Against that, relatively; 0 where one mode is used for all."""
+    saved: float | None
+    """Against one mode for all, relatively; 0 where there is one for all, None where none could."""
 
 
 def schedule(phases: Sequence[Phase], goal: Goal, change: Change | None = None) -> Schedule:
@@ -59,13 +56,15 @@ def schedule(phases: Sequence[Phase], goal: Goal, change: Change | None = None) 
     if not phases:
         raise UsageError("there are no phases to choose modes for")
     cost = change or Change()
-    one = _one_for_all(phases, goal)
     several = _each_its_own(phases, goal, cost)
-    single = [one[phase.name] for phase in phases]
+    single = _one_for_all(phases, goal)
+    if single is None:
+        return _schedule(phases, several, cost, saved=None)
     single_value, several_value = (_total(phases, picks, goal, cost) for picks in (single, several))
     saved = 1 - several_value / single_value
-    picks, saved = (several, saved) if saved > PAYS else (single, 0.0)
-    return _schedule(phases, picks, cost, best=single[0], saved=saved)
+    if saved <= _doubt(phases, single, several, goal) / single_value:
+        return _schedule(phases, single, cost, saved=0.0)
+    return _schedule(phases, several, cost, saved=saved)
 
 
 def _value(option: Option, goal: Goal) -> float:
@@ -77,29 +76,40 @@ def _price(change: Change, goal: Goal) -> float:
 
 
 def _fine(phase: Phase, goal: Goal) -> list[Option]:
-    fastest = fastest_s(phase.options)
-    found = [option for option in phase.options if holds(option, goal, fastest)]
+    quick = fastest(phase.options)
+    found = [option for option in phase.options if holds(option, goal, quick)]
     if not found:
         raise PowerError(f"in phase {phase.name} no mode keeps what must hold: ask for less")
     return sorted(found, key=lambda option: _value(option, goal))
 
 
-def _one_for_all(phases: Sequence[Phase], goal: Goal) -> Mapping[str, Option]:
+def _one_for_all(phases: Sequence[Phase], goal: Goal) -> list[Option] | None:
+    """The best mode that holds in all phases; None: there is none."""
     tables = {
         phase.name: {option.mode: option for option in _fine(phase, goal)} for phase in phases
     }
     shared: set[Mode] = set.intersection(*(set(table) for table in tables.values()))
     if not shared:
-        raise PowerError(
-            "no mode keeps what must hold in every phase: ask for less, or give each mode for all "
-            "phases"
-        )
+        return None
 
     def total(mode: Mode) -> float:
         return sum(phase.steps * _value(tables[phase.name][mode], goal) for phase in phases)
 
     best = min(shared, key=total)
-    return {name: table[best] for name, table in tables.items()}
+    return [tables[phase.name][best] for phase in phases]
+
+
+def _doubt(
+    phases: Sequence[Phase], single: Sequence[Option], several: Sequence[Option], goal: Goal
+) -> float:
+    """Of what phases that change their mode save, one standard deviation."""
+    found = 0.0
+    for phase, one, other in zip(phases, single, several, strict=True):
+        if one.mode != other.mode:
+            for option in (one, other):
+                value = phase.steps * _value(option, goal)
+                found = hypot(found, value * goal.doubt(option))
+    return found
 
 
 def _each_its_own(phases: Sequence[Phase], goal: Goal, change: Change) -> list[Option]:
@@ -140,7 +150,7 @@ def _total(phases: Sequence[Phase], picks: Sequence[Option], goal: Goal, change:
 
 
 def _schedule(
-    phases: Sequence[Phase], picks: Sequence[Option], change: Change, *, best: Option, saved: float
+    phases: Sequence[Phase], picks: Sequence[Option], change: Change, *, saved: float | None
 ) -> Schedule:
     pairs = list(zip(phases, picks, strict=True))
     changes = _changes(picks)
@@ -151,6 +161,5 @@ def _schedule(
         joules=sum(phase.steps * option.step_j for phase, option in pairs)
         + changes * change.joules,
         changes=changes,
-        best_of_one=best,
         saved=saved,
     )

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from terrazzo.meters.meter import text_of
 from terrazzo.power.knob import nearest
 from terrazzo.records.modes import Mode
 
 CONF = "etc/nvpmodel.conf"
 HEAD = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>")
-CLOCKS = (("cpu_hz", "CPU_", 1e3), ("gpu_hz", "GPU", 1.0), ("mem_hz", "EMC", 1.0))
-"""Knobs, what their lines begin with, and the unit of their limits."""
+STATUS = "var/lib/nvpmodel/status"
+"""Which model is in force: ``pmode:0002``."""
+DEFAULT = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d+)\s*>")
 REBOOT = ("TPC_POWER_GATING", "GPU_POWER_GATING", "FBP_POWER_GATING", "PVA_POWER_GATING")
 
 
@@ -36,27 +38,49 @@ def presets(root: Path, knobs: Mapping[str, tuple[float, ...]]) -> list[Preset]:
         text = (root / CONF).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return []
-    return parse(text, knobs)
+    return parse(text, knobs, _present(root, text))
 
 
-def parse(text: str, knobs: Mapping[str, tuple[float, ...]]) -> list[Preset]:
+def _present(root: Path, conf: str) -> int | None:
+    """The number of the model in force."""
+    told = text_of(root / STATUS).rpartition(":")[2]
+    if told.isdigit():
+        return int(told)
+    default = DEFAULT.search(conf)
+    return int(default.group(1)) if default else None
+
+
+def parse(
+    text: str, knobs: Mapping[str, tuple[float, ...]], present: int | None = None
+) -> list[Preset]:
+    """``present`` is the number of the model in force: what is gated as there needs no reboot."""
     found: list[tuple[str, list[list[str]]]] = []
+    gated: list[list[str]] = []
     for line in text.splitlines():
         words = line.partition("#")[0].split()
         head = HEAD.search(line)
         if head is not None:
             found.append((head.group(2), []))
+            if int(head.group(1)) == present:
+                gated = found[-1][1]
         elif line.lstrip().startswith("<"):
             found.append(("", []))
         elif words and found:
             found[-1][1].append(words)
-    return [_preset(name, rows, knobs) for name, rows in found if name]
+    here = [row for row in gated if row[0] in REBOOT]
+    return [_preset(name, rows, knobs, here) for name, rows in found if name]
 
 
-def _preset(name: str, rows: list[list[str]], knobs: Mapping[str, tuple[float, ...]]) -> Preset:
-    gated = [row[0] for row in rows if row[0] in REBOOT]
-    if gated:
-        return Preset(name, None, f"{gated[0]} changes only with a reboot")
+def _preset(
+    name: str,
+    rows: list[list[str]],
+    knobs: Mapping[str, tuple[float, ...]],
+    here: list[list[str]],
+) -> Preset:
+    gated = [row for row in rows if row[0] in REBOOT]
+    other = [row[0] for row in (*gated, *here) if (row in gated) != (row in here)]
+    if other:
+        return Preset(name, None, f"{other[0]} changes only with a reboot")
     values = {knob: choices[-1] for knob, choices in knobs.items()}
     if "cores" in knobs:
         on = [row for row in rows if row[0] == "CPU_ONLINE" and row[-1] == "1"]

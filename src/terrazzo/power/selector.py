@@ -31,6 +31,8 @@ class Option:
     time_doubt: float
     power_doubt: float
     is_measured: bool = False
+    peak_w: float = 0.0
+    """The most that was seen; 0: not known."""
 
     @property
     def step_j(self) -> float:
@@ -102,8 +104,8 @@ class Choice:
 
 def choose(options: Sequence[Option], goal: Goal) -> Choice:
     """The best mode that holds what must hold; PowerError where none does."""
-    fastest = fastest_s(options)
-    fine = [option for option in options if holds(option, goal, fastest)]
+    quick = fastest(options)
+    fine = [option for option in options if holds(option, goal, quick)]
     if not fine:
         raise PowerError(_refusal(options, goal))
     lowest = min(fine, key=goal.value)
@@ -115,8 +117,8 @@ def choose(options: Sequence[Option], goal: Goal) -> Choice:
     return Choice(best, tuple(alike), len(fine))
 
 
-def fastest_s(options: Iterable[Option]) -> float:
-    return min(option.step_s for option in options)
+def fastest(options: Iterable[Option]) -> Option:
+    return min(options, key=lambda option: option.step_s)
 
 
 def differs(one: Option, other: Option, goal: Goal) -> bool:
@@ -125,9 +127,13 @@ def differs(one: Option, other: Option, goal: Goal) -> bool:
     return apart > hypot(goal.doubt(one), goal.doubt(other))
 
 
-def holds(option: Option, goal: Goal, fastest: float) -> bool:
-    """Whether what must hold does, also if the truth is as far off as may be."""
+def holds(option: Option, goal: Goal, quick: Option) -> bool:
+    """Whether what must hold does, also if the truth is as far off as may be.
+
+    Slowness is against the ``quick`` one, which may be faster than is known.
+    """
     longest_s = option.step_s * exp(goal.sigmas * option.time_doubt)
+    apart = exp(goal.sigmas * hypot(option.time_doubt, quick.time_doubt))
     return (
         (
             goal.max_power_w is None
@@ -136,20 +142,20 @@ def holds(option: Option, goal: Goal, fastest: float) -> bool:
         and (goal.max_step_s is None or longest_s <= goal.max_step_s)
         and (
             goal.max_slowdown is None
-            or option.step_s == fastest
-            or longest_s <= goal.max_slowdown * fastest
+            or option.mode == quick.mode
+            or option.step_s * apart <= goal.max_slowdown * quick.step_s
         )
     )
 
 
 def _refusal(options: Sequence[Option], goal: Goal) -> str:
     least = min(options, key=lambda option: option.power_w)
-    quick = min(options, key=lambda option: option.step_s)
+    quick = fastest(options)
     wishes = []
     if goal.max_power_w is not None:
         wishes.append(
-            f"at most {watts_text(goal.max_power_w)} (the least is {watts_text(least.power_w)} "
-            f"± {least.power_doubt:.0%}, in {least.mode.text})"
+            f"at most {watts_text(goal.max_power_w)} on average (the least is "
+            f"{watts_text(least.power_w)} ± {least.power_doubt:.0%}, in {least.mode.text})"
         )
     if goal.max_step_s is not None:
         wishes.append(

@@ -9,6 +9,8 @@ from functools import cache
 from math import isfinite, nan
 from pathlib import Path
 
+EVERY_CALL = "TERRAZZO_EVERY_CALL"
+"""The variable that says until which call all spans are written."""
 KINDS = ("compute", "exchange", "sum", "agree", "feed", "stage", "note")
 
 

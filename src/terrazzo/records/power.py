@@ -68,13 +68,15 @@ def _amount(text: str, units: Mapping[str, float], wanted: str) -> float:
 
 def watts_text(watts: float) -> str:
     """``850 mW``, ``6.31 W``, ``121 W``."""
-    if watts < 1:
+    if watts < 0.9995:  # else it would read 1000 mW
         return f"{watts * 1e3:.0f} mW"
     return f"{watts:.{0 if watts >= 100 else 1 if watts >= 10 else 2}f} W"
 
 
 def joules_text(joules: float) -> str:
     """``2.1 mJ``, ``6.31 J``, ``1.2 kJ``, ``3.4 Wh``."""
+    if not joules:
+        return "0 J"
     if joules >= 36_000:
         return f"{joules / 3600:.3g} Wh"
     for limit, scale, unit in ((1000, 1e3, "kJ"), (1, 1.0, "J"), (1e-3, 1e-3, "mJ")):

@@ -42,6 +42,8 @@ class DeviceEnergy:
     phases_j: Mapping[str, float]
     """Of a step."""
     is_measured: bool
+    is_whole: bool
+    """Whether all of the device is in it, and not its processor or GPU alone."""
     sources: tuple[str, ...]
     doubts: tuple[str, ...]
 
@@ -69,9 +71,15 @@ class RunEnergy:
         return all(device.is_measured for device in self.devices)
 
     @property
+    def is_whole(self) -> bool:
+        return all(device.is_whole for device in self.devices)
+
+    @property
     def mark(self) -> str:
-        """The word that goes with every number that nobody measured."""
-        return "" if self.is_measured else " (estimated)"
+        """The words that go with every number that nobody measured, or not of all."""
+        if not self.is_measured:
+            return " (estimated)"
+        return "" if self.is_whole else " (processor and GPU alone)"
 
 
 class _Meter:
@@ -102,6 +110,7 @@ class _Told:
     doubts: dict[str, str] = field(default_factory=dict)
     """As told last, by what they begin with."""
     doubtful_s: float = 0.0
+    is_whole: bool = True
 
     def add(self, note: Event) -> None:
         told = dict(note.values)
@@ -110,6 +119,7 @@ class _Told:
             self.watts.append((note.begin_s, told["watts"]))
         elif note.name.startswith(METER):
             self.sources[note.name.removeprefix(METER)] = bool(told.get("measured"))
+            self.is_whole = bool(told.get("whole", 1.0))
         elif note.name.startswith(DOUBT):
             words = note.name.removeprefix(DOUBT)
             self.doubts[words.partition(" for ")[0]] = words
@@ -158,6 +168,7 @@ def _device_energy(device: int, notes: _Told, meter: _Meter, steps: Sequence[Ste
         peak_w=max(inside, default=0.0),
         phases_j=_phases(meter, steps, device),
         is_measured=notes.is_measured,
+        is_whole=notes.is_whole,
         sources=tuple(notes.sources),
         doubts=tuple(notes.doubts.values()),
     )

@@ -11,6 +11,7 @@ from terrazzo.report.svg import Markup, tag
 
 CLASS_OF = {"fetch": "feed", "compute": "compute", "exchange": "exchange", "idle": "waiting",
             "rest": "other"}  # fmt: skip
+PARTS = "Of processors and GPUs alone, as the sources say: a device draws more than these."
 ESTIMATED = "Estimated, not measured: terrazzo power show says what this device could tell."
 
 
@@ -56,7 +57,7 @@ def sentence(found: RunEnergy) -> str:
 
 
 def _row(row: DeviceEnergy) -> str:
-    mark = "" if row.is_measured else ", estimated"
+    mark = ", estimated" if not row.is_measured else "" if row.is_whole else ", parts alone"
     return (
         f"{joules_text(row.step_j)} a step, {watts_text(row.mean_w)} on average, "
         f"{watts_text(row.peak_w)} at most{mark}"
@@ -69,6 +70,8 @@ def remarks(found: RunEnergy) -> list[str]:
     lines = [f"From: {'; '.join(kinds)}."]
     if not found.is_measured:
         lines.append(ESTIMATED)
+    elif not found.is_whole:
+        lines.append(PARTS)
     lines += [f"device {row.device}: {doubt}" for row in found.devices for doubt in row.doubts]
     if found.missing:
         names = ", ".join(map(str, found.missing))

@@ -32,13 +32,14 @@ FAR = 4.0
 """Times the best: the end of the picture."""
 STYLE = """
 .spots { position: relative; height: 26rem; border-left: 1px solid var(--line);
-  border-bottom: 1px solid var(--line); margin: 1rem 0 2.5rem 3.5rem; }
+  border-bottom: 1px solid var(--line); margin: 1rem 4rem 2.5rem 3.5rem; }
 .spots svg { width: 100%; height: 100%; overflow: visible; }
 circle.foretold { fill: var(--idle); } circle.front { fill: var(--compute); }
 circle.measured { fill: var(--exchange); } circle.preset { fill: var(--sum); }
 circle.left { fill: var(--agree); }
 circle.chosen { fill: none; stroke: var(--bad); stroke-width: 3px; }
 .spots span { position: absolute; color: var(--quiet); font-size: .85rem; white-space: nowrap; }
+.spots span.name { margin: 0 0 .4rem .4rem; color: var(--ink); }
 """
 
 
@@ -161,8 +162,25 @@ def _chart(view: ModesView) -> Markup:
         tag("span", f"{text} J", style=f"top:{percent(1 - y.place(at))};right:101%")
         for at, text in y.marks
     ]
+    words += [
+        tag(
+            "span", name, class_="name", style=f"left:{percent(x.place(at_s))};bottom:{percent(up)}"
+        )
+        for (at_s, up), name in _names(view.drawn, y).items()
+    ]
     drawing = tag("svg", *dots, role="img", aria_label="energy of a step over its time, by mode")
     return tag("div", drawing, *words, class_="spots")
+
+
+def _names(spots: Sequence[Spot], y: Axis) -> dict[tuple[float, float], str]:
+    """What stands beside a dot, by its place; those of one place together."""
+    found: dict[tuple[float, float], str] = {}
+    for spot in spots:
+        if spot.kind in (PRESET, LEFT):
+            place = spot.step_s, y.place(spot.step_j)
+            name = spot.label.partition(" (")[0].partition(",")[0]
+            found[place] = f"{found[place]}, {name}" if place in found else name
+    return found
 
 
 def _story(spot: Spot) -> str:

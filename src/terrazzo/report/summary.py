@@ -68,6 +68,7 @@ def _energy(reading: Reading) -> dict[str, Any] | None:
         "step_j": found.step_j,
         "sample_j": found.sample_j,
         "measured": found.is_measured,
+        "whole": found.is_whole,
         "devices": [
             {
                 "device": row.device,
@@ -76,6 +77,7 @@ def _energy(reading: Reading) -> dict[str, Any] | None:
                 "peak_w": row.peak_w,
                 "phases_j": dict(row.phases_j),
                 "measured": row.is_measured,
+                "whole": row.is_whole,
                 "sources": list(row.sources),
                 "doubts": list(row.doubts),
             }

@@ -7,12 +7,13 @@ calls whose spans are written all samples are; of other calls only the last one,
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from terrazzo.errors import UsageError
+from terrazzo.meters.busy import family_busy_s
 from terrazzo.meters.estimator import GUESSED_ERROR, Calibration, Estimator, kept
+from terrazzo.meters.meter import BOARD
 from terrazzo.meters.probe import find
 from terrazzo.meters.sampler import Sample, Sampler
 from terrazzo.records.event import Event
@@ -28,13 +29,13 @@ class EnergyLog:
     def __init__(self, sampler: Sampler, device: int) -> None:
         self.sampler, self.device = sampler, device
         self._doubtful_s = 0.0
-        self._busy = time.process_time
+        self._busy = family_busy_s()
 
     def head(self) -> list[str]:
         """Which meters these are, and whether they measure."""
-        measured = float(self.sampler.is_measured)
+        measured, whole = float(self.sampler.is_measured), float(BOARD in self.sampler.covers)
         return [
-            self._line(f"meter: {source}", self.sampler.clock(), measured=measured)
+            self._line(f"meter: {source}", self.sampler.clock(), measured=measured, whole=whole)
             for source in self.sampler.sources
         ]
 
