@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from terrazzo.cli.tuned import show_schedule
 from terrazzo.errors import PowerError
@@ -11,7 +13,7 @@ from terrazzo.power.benches import StepBench
 from terrazzo.power.follower import Follower, PhaseFile
 from terrazzo.power.selector import EDP, Goal
 from terrazzo.power.tuner import Tuning
-from terrazzo.records.modes import Measured, ModeTable
+from terrazzo.records.modes import ModeTable
 from terrazzo.records.seat import COMPUTE, EVALUATION
 from terrazzo.report.screen import Screen
 
@@ -43,7 +45,7 @@ def follow(
         {phase: {row.mode: row for row in tuning.rows}},
         tuning.choice.best.mode,
         measure_s=bench.measure_s,
-        say=lambda found: show_schedule(found, screen),
+        say=lambda found: show_schedule(found, screen, has_steps=True),
     )
     try:
         while bench.is_running():
@@ -51,10 +53,8 @@ def follow(
     except PowerError as error:
         screen.line(f"phases are not followed any more: {error}. Training goes on.", "bold")
         undo()
-    if save is not None and any(follower.rows[name] for name in follower.rows if name != phase):
-        rows = [
-            Measured(row.mode, row.step_s, row.power_w, name)
-            for name, modes in follower.rows.items()
-            for row in modes.values()
-        ]
-        ModeTable(rows[0].mode.knobs, tuple(rows)).save(save)
+    known = {name: modes for name, modes in follower.rows.items() if modes}
+    if save is not None and len(known) > 1:
+        rows = [replace(row, phase=name) for name, modes in known.items() for row in modes.values()]
+        steps = tuple((name, mean(follower.visits.get(name, (1.0,)))) for name in known)
+        ModeTable(rows[0].mode.knobs, tuple(rows), steps=steps).save(save)
