@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from terrazzo.boards import Rig, Workload, load_board
+from terrazzo.cli.following import follow
 from terrazzo.meters.estimator import Calibration
 from terrazzo.meters.probe import find
 from terrazzo.meters.sampler import Sampler
+from terrazzo.power.explorer import as_measured
 from terrazzo.power.follower import Follower, PhaseFile, Seen
 from terrazzo.power.panel import Panel
-from terrazzo.power.selector import ENERGY, Goal
-from terrazzo.power.simulated import bench_of
+from terrazzo.power.selector import ENERGY, Goal, choose
+from terrazzo.power.simulated import bench_of, rigged
 from terrazzo.power.sysfs import Sysfs
+from terrazzo.power.tuner import Tuning
 from terrazzo.records.modes import Measured, Mode
 from terrazzo.records.seat import COMPUTE, EVALUATION
+from terrazzo.report.screen import Screen
 
 TRAINING = Workload("training", flops=2e10, bytes=2e8, launches=50, input_cycles=1e7)
 READING = Workload("evaluation", flops=1e7, bytes=6e9, launches=10, input_cycles=1e7)
@@ -120,3 +124,30 @@ def test_phases_are_read_from_a_record(tmp_path):
     with path.open("a") as file:
         file.write('ute", 4.0, 4.0, 0]\n')
     assert seen() == seen() == Seen(COMPUTE, 2, 3.0, 3.0)
+
+
+def test_where_following_fails_training_goes_on_as_it_was(tmp_path, capsys):
+    """A record that is damaged: what it says of phases can't be read."""
+    lines = '[0, 1, "forward", "note", "traffic", 1.0, 1.0, 0]\n'
+    (tmp_path / "events-0.jsonl").write_text(lines)
+    with rigged(load_board("pi-like"), TRAINING) as (_, bench):
+        rows = [Measured(mode, 1.0 + place, 9.0 - place) for place, mode in enumerate(MODES)]
+        choice = choose([as_measured(row) for row in rows], Goal(ENERGY))
+        undone: list[bool] = []
+
+        def is_running() -> bool:
+            (tmp_path / "events-0.jsonl").write_text(lines + '[0, 2, "phase: ",\n')
+            return True
+
+        bench.is_running = is_running
+        follow(
+            bench,
+            Tuning(rows, choice, []),
+            Goal(ENERGY),
+            folder=tmp_path,
+            undo=lambda: undone.append(True),
+            save=None,
+            screen=Screen(),
+        )
+    assert undone == [True]
+    assert "phases are not followed any more" in capsys.readouterr().out

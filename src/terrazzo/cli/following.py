@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -50,9 +51,10 @@ def follow(
     try:
         while bench.is_running():
             follower.look()
-    except PowerError as error:
+    except Exception as error:  # whatever it is, hours of training are worth more
         screen.line(f"phases are not followed any more: {error}. Training goes on.", "bold")
-        undo()
+        with suppress(PowerError):
+            undo()
     known = {name: modes for name, modes in follower.rows.items() if modes}
     if save is not None and len(known) > 1:
         rows = [replace(row, phase=name) for name, modes in known.items() for row in modes.values()]
