@@ -21,6 +21,7 @@ from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.graph.export import export
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
+from terrazzo.planner.wishes import delivered_bytes
 from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.event import EVERY_CALL
@@ -36,7 +37,7 @@ from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
-from terrazzo.runtime.start import join
+from terrazzo.runtime.start import join, told_without
 from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -46,7 +47,8 @@ RUN_FOLDER = "TERRAZZO_RUN"
 RESUME = "TERRAZZO_RESUME"
 """The variable that names the folder in which a run is recorded; unset: it is not."""
 RECOVER = "TERRAZZO_RECOVER"
-"""The variable that says whether the starter lets the others go on when a device is lost."""
+"""The variable that says whether the starter lets the others go on when a device is lost; who is
+started by somebody else has none."""
 MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
 """The file in which the devices of a run write down where they are, for those who come later; and
 the variable that is 1 for such a one."""
@@ -75,12 +77,15 @@ def init(
             Path(members), timeout_s=timeout_s, credentials=credentials
         )
     else:
-        join(os.environ, timeout_s=timeout_s)
+        has_joined = join(os.environ, timeout_s=timeout_s)
         links = connect()
         if reader is not None and not 0 <= reader < links.devices:
             raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
             watch(links, tie=reader or 0, credentials=credentials)
+        elif has_joined and links.device == 0 and recover is None and RECOVER not in os.environ:
+            say = told_without(os.environ, links.devices)
+            print(f"terrazzo: {say}", file=sys.stderr, flush=True)
     links.members_file = Path(members) if members else None
     links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):
@@ -128,6 +133,7 @@ def plan(
     memory: str | int | Sequence[str | int] | None = None,
     objective: str = "time",
     profile: Profile | str | Path | None = None,
+    delivery: str = "uint8",
 ) -> Plan:
     """A plan for a model on inputs like ``example``.
 
@@ -137,15 +143,18 @@ def plan(
     predicted time (or, with ``objective="memory"``, memory) is searched for, by a ``profile`` of
     the devices (a Profile or its file; default: the newest one that ``terrazzo cluster profile``
     has kept for this model and number of devices). Without any profile it is the grid of tiles
-    with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``. A net is
-    planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
+    with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``. ``delivery``
+    is how the input travels from the device that reads it, as ``tz.feed`` sends it, in the
+    predicted time of a step: "uint8", "float32", or "none" where every device has its own. A net
+    is planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
     """
     if isinstance(model, Net):  # whose weights may live in parts
         graph = model.prepare(_checked(example)).graph
     else:
         graph = export(model, _checked(example)).graph
     count = devices or _devices()
-    wishes = Wishes(layout, groups, passes, memory, objective)
+    delivered = delivered_bytes(delivery)
+    wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     return informed(wishes, profile, graph=graph, devices=count).plan(graph, count)
 
 
@@ -160,6 +169,7 @@ def parallelize(
     memory: str | int | Sequence[str | int] | None = None,
     objective: str = "time",
     profile: Profile | str | Path | None = None,
+    delivery: str = "uint8",
     seed: int | None = None,
     nan: str = "raise",
     align_every: int = ALIGN_EVERY,
@@ -173,9 +183,10 @@ def parallelize(
     ``memory`` ("700MiB", bytes, or one for each device) chooses groups and passes so that a step
     fits: weights, their gradients and everything between, on top of the idle process and the
     optimiser's state.
-    ``layout``, ``groups``, ``objective`` and ``profile`` are those of ``tz.plan``; what is left
-    open is planned by device 0 for all. Devices on several machines that have no profile yet
-    measure themselves first, once, for about half a minute (``TERRAZZO_MEASURE=off``: they don't).
+    ``layout``, ``groups``, ``objective``, ``profile`` and ``delivery`` are those of ``tz.plan``;
+    what is left open is planned by device 0 for all. Devices on several machines that have no
+    profile yet measure themselves first, once, for about half a minute
+    (``TERRAZZO_MEASURE=off``: they don't).
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """
@@ -185,7 +196,8 @@ def parallelize(
     links = _links()
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
-    wishes = Wishes(layout, groups, passes, memory, objective)
+    delivered = delivered_bytes(delivery)
+    wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     if plan is None:
         plan = _handed_over(links, wishes)
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
@@ -216,7 +228,7 @@ def parallelize(
 
 def _handed_over(links: Links, wishes: Wishes) -> Plan | None:
     """The plan of ``terrazzo run --plan``, for a script that leaves it open."""
-    if links.given is None or wishes == Wishes():
+    if links.given is None or wishes == Wishes(delivered=wishes.delivered):
         return links.given
     if links.device == 0:
         words = "the script says how to plan: of --plan only the power modes hold"

@@ -253,7 +253,7 @@ class Planner:
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
-        prices = Prices(profile)
+        prices = Prices(profile, delivered=self.wishes.delivered)
         new_s, old_s = (
             predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
         )
@@ -295,7 +295,8 @@ class Planner:
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+        prices = Prices(profile, delivered=self.wishes.delivered)
+        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None
@@ -322,7 +323,7 @@ def _say(text: str) -> None:
 def _kind(layout: str | Layout) -> str:
     """A layout for any number of devices that cuts as this one does; the grid of tiles is open."""
     if isinstance(layout, str):
-        if layout == "auto" or layout in ("samples", "channels"):
+        if layout in ("auto", "tiles", "samples", "channels"):
             return layout
         layout = Layout.parse(layout)
     if layout.is_whole:

@@ -18,7 +18,7 @@ from terrazzo.feed.alone import Alone
 from terrazzo.feed.chance import draw_as, draw_but, drawn_from
 from terrazzo.feed.feed import Feed
 from terrazzo.feed.rehearsal import counted
-from terrazzo.feed.sources import source_of
+from terrazzo.feed.sources import all_of, source_of
 from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Checkpoint, Shelf, latest_among
 from terrazzo.runtime.joining import join_later
@@ -141,7 +141,7 @@ class Run:
         if links.devices == 1 and links.recovery is None:
             if source is None:
                 raise UsageError("tz.Run has no loader: give it one, loader=")
-            feed = Alone(source)
+            feed = Alone(all_of(source))
         else:
             feed = Feed(source, self.net, inputs=self.inputs, reader=self.reader, host=self)
             feed.offers(self.feeding.get("cache"))

@@ -52,7 +52,7 @@ def quiet() -> tuple[nn.Module, nn.Module]:
     return model, used[2]
 
 
-def joined(lost: int | None, call: str) -> Found:
+def joined(lost: int | None, call: str, trouble: str = "") -> Found:
     """The others call the newcomer in the second epoch; one may die later."""
     net = tz.parallelize(cnn(bias=False), (torch.zeros(3, 3, 23, 17, dtype=torch.float64),))
     used = parts(net)
@@ -62,8 +62,13 @@ def joined(lost: int | None, call: str) -> Found:
     is_new = links.later is not None
     if is_new:
         wait_until(Path(call).exists)
+    if is_new and trouble == "differs":
+        next(net.parameters()).requires_grad_(False)
     for epoch in run.epochs(EPOCHS):
         for number, (x, y) in enumerate(run.feed()):
+            if is_new and trouble == "fails":
+                links.abort("ValueError: no room")
+                raise ValueError("no room")
             if (epoch, number) == (1, 1) and not is_new:
                 Path(call).touch()
                 wait_until(lambda: links.control.guests)
@@ -97,6 +102,21 @@ def test_a_device_joins_between_two_batches(lost: int | None, tmp_path: Path) ->
         assert_close(told_average, averaged)
     assert len({fate.what["bits"] for fate in done}) == 1
     assert len(found[2].what["losses"]) == 4 * EPOCHS - 6, "it began with the seventh batch"
+
+
+@pytest.mark.parametrize("trouble", ["differs", "fails"])
+def test_who_comes_and_fails_is_lost_and_the_others_go_on(trouble: str, tmp_path: Path) -> None:
+    found = fates(
+        2, joined, None, str(tmp_path / "call"), trouble, joining=tmp_path / "members", timeout_s=60
+    )
+    assert found[2].kind == "raised", found
+    assert found[2].what == {"differs": "Disagreement", "fails": "ValueError"}[trouble]
+    model, _ = quiet()
+    for fate in found[:2]:
+        assert fate.kind == "done", found
+        assert fate.what["members"] == (0, 1)
+        got = {name: torch.as_tensor(tensor) for name, tensor in fate.what["state"].items()}
+        assert_close(got, state(model))
 
 
 def resumed() -> None:

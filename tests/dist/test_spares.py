@@ -150,6 +150,31 @@ def test_a_part_and_its_only_copy_are_lost() -> None:
         assert fate.kind == "gone" or "device 2, which held a part of it" in fate.message
 
 
+def lost_in_validation() -> Found:
+    """Device 1, and then device 2, which had kept its copy, before the next batch."""
+    tz.init(recover=True)
+    net = tz.parallelize(
+        cnn(bias=False), (torch.zeros(SHAPE, dtype=torch.float64),), layout="channels"
+    )
+    used = parts(net)
+    run = tz.Run(net, *used, loader=loader(), spare_every=3)
+    seen, steps, me = [], 0, net.links.device
+    for epoch in run.epochs(EPOCHS):
+        for x, y in run.feed():
+            step(net, x, y, used)
+            steps += 1
+        for device in (1, 2):
+            if epoch == 0 and me == device:
+                die()
+            found = validate(net)
+        seen.append(found)
+    return told(net, seen) | {"steps": (steps, run.steps), "cut": len(net.homes)}
+
+
+def test_who_brought_back_a_part_is_lost_in_the_same_validation() -> None:
+    same(fates(4, lost_in_validation), (0, 3))
+
+
 def joined(call: str) -> Found:
     """A third device comes in the second epoch; one that was there from the start dies then."""
     net = tz.parallelize(

@@ -76,7 +76,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def started(*command: str, folder: Path) -> str:
     done = run(*command, folder=folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def losses(text: str) -> dict[int, list[float]]:
@@ -102,6 +102,9 @@ def test_the_same_script_prints_the_same_losses_however_started(tmp_path: Path) 
     for way, each in found.items():
         for device, numbers in each.items():
             assert numbers == pytest.approx(plain, rel=1e-10), f"{way}, device {device}"
+    warned = [text.count("when one is lost the run ends") for text in texts.values()]
+    assert warned == [0, 1], "once, and only where nobody starts a lost device again"
+    assert "2 devices, started by torchrun:" in texts["torchrun"]
 
 
 def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -104,10 +104,12 @@ class SshDevices:
         server.kill()
         server.wait()
 
-    def cluster(self, top: Sequence[str] = (), **devices: Sequence[str]) -> Path:
-        """A cluster.toml for all devices; more lines for the top, and for devices by name."""
+    def cluster(
+        self, top: Sequence[str] = (), *, only: Sequence[str] = (), **devices: Sequence[str]
+    ) -> Path:
+        """A cluster.toml for all devices, or some; more lines for the top, and for devices."""
         lines = ["version = 1", f'python = "{sys.executable}"', 'ssh_config = "config"', *top]
-        for name in self.hosts.names:
+        for name in only or self.hosts.names:
             more = devices.get(name.replace("-", "_"), ())
             lines += ["", "[[device]]", f'host = "{name}"', *more]
         path = self.folder / "cluster.toml"

@@ -39,7 +39,7 @@ if rank == "0":
 else:
     while True:
         try:
-            connection = socket.create_connection((address, int(sys.argv[1])))
+            connection = socket.create_connection((address, int(sys.argv[1])), timeout=5)
             break
         except OSError:
             time.sleep(0.05)

@@ -12,6 +12,7 @@ from terrazzo.records import Layout
     ("layout", "kind"),
     [
         ("auto", "auto"),
+        ("tiles", "tiles"),
         ("whole", "whole"),
         ("samples", "samples"),
         ("samples:2,1", "samples"),

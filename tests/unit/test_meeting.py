@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,6 +188,27 @@ def test_hanging_up_links_leaves_lines_alone() -> None:
     links.hang_up()
     members[0].post(0, "word", b"still here")
     assert members[1].look(0, "word", 10) == b"still here"
+    leave(*members)
+
+
+def test_a_forked_worker_does_not_hold_the_lines_of_who_was_killed() -> None:
+    """The others would wait for a silence, and for as long as the worker lives."""
+    members, _ = two()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are not copied
+        worker = os.fork()
+    if worker == 0:
+        signal.pause()
+    try:
+        with members[1]._changed:  # as the system does for a process that is killed
+            for line in members[1]._lines.values():
+                members[1]._selector.unregister(line)
+                line.close()
+        assert wait_until(lambda: 1 in members[0].reasons)
+        assert members[0].reasons[1] == "lost its connection: connection closed"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
     leave(*members)
 
 

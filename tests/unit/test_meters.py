@@ -141,6 +141,22 @@ def test_the_battery_of_a_mouse_is_not_the_devices(tmp_path):
     assert not meters_of(rig).is_measured
 
 
+def test_two_batteries_are_added(tmp_path):
+    """One rests and says nothing of use, then both are drawn from."""
+    rig = rig_of(tmp_path, "battery")
+    shutil.copytree(tmp_path / BATTERY, tmp_path / BATTERY.replace("BAT0", "BAT1"))
+    second = tmp_path / BATTERY.replace("BAT0", "BAT1")
+    (second / "status").write_text("Not charging")
+    (meter,) = meters_of(rig).used
+    alone_w = meter.read().watts
+    (second / "status").write_text("Discharging")
+    assert meter.name == "battery BAT0 + BAT1"
+    assert meter.read().watts == pytest.approx(2 * alone_w)
+    (second / "status").write_text("Charging")
+    with pytest.raises(MeterError, match="only while its battery discharges"):
+        meter.read()
+
+
 def test_a_clock_that_is_set_is_no_energy(monkeypatch):
     """A board without a battery for its clock is a month late until the network sets it."""
     sampler = Sampler([Told(*[Reading(watts=5.0)] * 3), Estimator(GUESS)])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import terrazzo as tz
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.graph.rules.windows import windowed
@@ -257,3 +258,19 @@ class TestKeptProfiles:
             assert informed(Wishes(), given, graph=small, devices=2).profile == profile(2)
         closed = informed(Wishes(groups="one"), path, graph=small, devices=2)
         assert closed.profile is None, "nothing is left to search for"
+
+
+class TestDelivery:
+    def test_the_way_of_the_input_is_part_of_a_step(self) -> None:
+        """On a slow link, to send all of the input to all devices is dear."""
+        known = profile(2, mbit_per_s=1.0)
+        found = {
+            name: tz.plan(model(), (torch.zeros(2, 3, 64, 64),), devices=2, profile=known, **given)
+            for name, given in {"usual": {}, "none": {"delivery": "none"}}.items()
+        }
+        assert [group.layout.is_whole for group in found["none"].groups] == [True]
+        assert not any(group.layout.is_whole for group in found["usual"].groups)
+
+    def test_an_unknown_one_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="say one of uint8, float32, none"):
+            tz.plan(model(), (torch.zeros(2, 3, 64, 64),), devices=2, delivery="jpeg")

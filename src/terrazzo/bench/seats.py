@@ -62,3 +62,6 @@ class Seats:
 
     def kill(self, device: int) -> None:
         self.hosts.kill(self.places[device])
+
+    def can_return(self, device: int, members: Path) -> bool:
+        return self.hosts.can_return(self.places[device], members)

@@ -184,7 +184,8 @@ def nvpmodel(board: Board) -> str:
             lines.append(f"CPU_A78_{policy} MIN_FREQ {board.cpu.hz[0] / 1e3:.0f}")
             lines.append(f"CPU_A78_{policy} MAX_FREQ {_or_all(mode['cpu_hz'] / 1e3, number)}")
         lines += ["GPU MIN_FREQ 0", f"GPU MAX_FREQ {_or_all(mode['gpu_hz'], number)}"]
-        lines += [f"EMC MAX_FREQ {mode['mem_hz']:.0f}" if number else "EMC MAX_FREQ 0", ""]
+        lines += [f"EMC MAX_FREQ {mode['mem_hz']:.0f}" if number else "EMC MAX_FREQ 0"]
+        lines += ["TPC_POWER_GATING TPC_PG_MASK 252", ""]
     lines += [f"< POWER_MODEL ID={len(board.presets)} NAME=REBOOT_7W >", "GPU MAX_FREQ 408000000"]
     lines += ["TPC_POWER_GATING TPC_PG_MASK 254", "", "< PM_CONFIG DEFAULT=1 >"]
     return "\n".join(lines)

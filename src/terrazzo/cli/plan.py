@@ -23,6 +23,7 @@ from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import ENERGY, MEMORY, TIME, Found, Tried
+from terrazzo.planner.wishes import DELIVERY
 from terrazzo.records import Graph, Plan
 from terrazzo.records.cluster import Cluster
 from terrazzo.records.profile import Profile
@@ -38,8 +39,6 @@ from terrazzo.schedule.work import work
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
-"""Bytes of an element."""
 EXAMPLES = """\
 examples:
   terrazzo plan net.py:build --input 8x3x224x224 --on 6xpi3

@@ -25,6 +25,7 @@ def launch_recorded(
     name: str,
     typed: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
+    per_device_env: Sequence[Mapping[str, str]] | None = None,
     grace_s: float = 10.0,
     survive: bool = False,
     restarts: int = 0,
@@ -36,7 +37,7 @@ def launch_recorded(
 
     ``typed`` is what a person types to have this again, where that is another command. With
     ``board`` lines are kept in the folder, and a terminal shows how devices are doing. Devices
-    that are lost are started again up to ``restarts`` times, where they share this machine's files.
+    that are lost are started again up to ``restarts`` times.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices, on=on)
@@ -54,6 +55,7 @@ def launch_recorded(
                 command,
                 hosts,
                 env=given,
+                per_device_env=per_device_env,
                 grace_s=grace_s,
                 survive=survive,
                 members=members,

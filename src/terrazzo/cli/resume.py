@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from terrazzo.cli.place import say
 from terrazzo.cluster import Hosts
+from terrazzo.cluster.shelves import bring_checkpoint
 from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.records.run import RunFolder
@@ -46,16 +48,17 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return found, left
 
 
-def environment(folder: Path, hosts: Hosts) -> dict[str, str]:
-    """What tells devices where the checkpoints of a run are."""
+def environments(folder: Path, hosts: Hosts) -> list[dict[str, str]]:
+    """What tells each device where the checkpoints of a run are."""
     if isinstance(hosts, SshHosts):
-        raise UsageError(
-            f"--resume {folder}: checkpoints of real devices lie on those devices. Give tz.Run a "
-            "folder there, checkpoints=, and call run.resume() before run.epochs()"
-        )
+        return [{RESUME: place} for place in bring_checkpoint(hosts, folder, say=say)]
     path = folder / "checkpoints"
     if not any(path.glob("*/step-*")):
-        raise UsageError(
-            f"{folder} holds no checkpoint: a script makes them with tz.Run(..., every=100)"
-        )
-    return {RESUME: str(path.resolve())}
+        raise UsageError(f"{folder} holds no checkpoint: {_reason(folder)}")
+    return [{RESUME: str(path.resolve())}] * len(hosts.names)
+
+
+def _reason(folder: Path) -> str:
+    if (folder / "cluster.json").exists():
+        return "it ran on real devices, which keep theirs: name them, --on cluster.toml"
+    return "a script makes them with tz.Run(..., every=100)"

@@ -119,6 +119,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"no script {options.script}; give the path of a Python file")
     if options.grace < 0:
         raise UsageError(f"--grace {options.grace:g} is negative; give seconds, such as 10")
+    if options.resume and options.run_dir and options.resume.name == options.run_dir.name:
+        raise UsageError(  # devices know a run by that name alone
+            f"--run-dir {options.run_dir} and --resume {options.resume} have one name: choose "
+            "another for the new run"
+        )
     if options.restarts < 0:
         raise UsageError(f"--restarts {options.restarts} is negative; give 0 for never")
     plan = None if options.plan is None else planned.read_plan(options.plan)
@@ -133,7 +138,10 @@ def run(options: argparse.Namespace) -> int:
             given = planned.environment(plan, options.plan, hosts=hosts, place=place)
         if options.no_record:
             survive = not options.no_recovery and len(hosts.names) > 1
-            result = launch(command, hosts, env=given, grace_s=options.grace, survive=survive)
+            result = launch(
+                command, hosts, env=given, grace_s=options.grace, survive=survive,
+                per_device_env=_resumed(options, hosts),
+            )  # fmt: skip
         else:
             result = _recorded(command, hosts, options, given=given)
     if result.failure:
@@ -178,10 +186,15 @@ def _flag(word: str) -> str:
     return word.partition("=")[0]
 
 
+def _resumed(options: argparse.Namespace, hosts: Hosts) -> list[dict[str, str]] | None:
+    return None if options.resume is None else resume.environments(options.resume, hosts)
+
+
 def _recorded(
     command: list[str], hosts: Hosts, options: argparse.Namespace, *, given: dict[str, str]
 ) -> LaunchResult:
     name = Path(options.script).stem
+    resumed = _resumed(options, hosts)
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
     if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
@@ -193,12 +206,12 @@ def _recorded(
             name=name,
             grace_s=options.grace,
             survive=not options.no_recovery and len(hosts.names) > 1,
-            restarts=0 if isinstance(hosts, SshHosts) else options.restarts,
+            restarts=options.restarts,
             board=True,
             on=options.on,
-            env=given
-            if options.resume is None
-            else given | resume.environment(options.resume, hosts),
+            typed=[sys.executable, options.script, *options.arguments],
+            env=given,
+            per_device_env=resumed,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

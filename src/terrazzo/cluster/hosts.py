@@ -57,6 +57,12 @@ class Hosts(Protocol):
     def kill(self, device: int) -> None:
         """Ends, at once, everything that was started on the device."""
 
+    def can_return(self, device: int, members: Path) -> bool:
+        """Whether a lost device, started now, would find the others; this never waits.
+
+        ``members`` is the file in which they write where they are, where devices share files.
+        """
+
 
 def rendezvous(device: int, devices: int, *, at: tuple[str, int]) -> dict[str, str]:
     """What torchrun would set for a device that is a computer of its own."""
@@ -132,6 +138,9 @@ class LocalHosts:
         for process in self.started:
             if process.device == device and process.poll() is None:
                 process.signal(signal.SIGKILL)
+
+    def can_return(self, device: int, members: Path) -> bool:
+        return members.exists()
 
 
 def copy_here(source: Path, destination: Path) -> None:

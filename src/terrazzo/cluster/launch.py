@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.printer import Printer
-from terrazzo.cluster.process import Failure, LineStream, Process
+from terrazzo.cluster.process import DeviceProcess, Failure, LineStream, Process
 from terrazzo.errors import LaunchError
 
 RECOVER, MEMBERS, JOIN = "TERRAZZO_RECOVER", "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
@@ -87,8 +87,8 @@ def launch(
 
     ``hosts`` says where; a number means that many processes of this machine. With ``survive``
     devices that are lost (ended by a signal, cut off) do not end the others. Where a script lets
-    devices join, its first device writes ``members``, a file that all can read; then one that was
-    lost is started again, up to ``restarts`` times.
+    devices join, its first device writes ``members``, a file; then one that was lost is started
+    again as soon as it can be, up to ``restarts`` times.
 
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
@@ -104,7 +104,7 @@ def launch(
         sink = _Callback(output)
     elif sink is None:
         sink = Printer(hosts.names)
-    base = {**os.environ, **(env or {}), **({RECOVER: "1"} if survive else {})}
+    base = {**os.environ, **(env or {}), RECOVER: "1" if survive else "0"}
     if members is not None:
         base[MEMBERS] = str(members.resolve())
     with ExitStack() as cleanup:
@@ -121,8 +121,8 @@ def launch(
             return process
 
         def again(device: int) -> Process | None:
-            """One that was lost, where there is a way to join the others."""
-            if members is None or not members.exists():
+            """One that was lost, once there is a way to join the others."""
+            if members is None or not hosts.can_return(device, members):
                 return None
             return start(device, later=True)
 
@@ -217,6 +217,8 @@ class _Watch:
         self._survive = survive
         self._again, self._restarts = again, [restarts] * len(processes)
         self._returned: set[int] = set()
+        self._away: dict[int, Process] = {}
+        """Devices that are lost and may come back, by the process that ended."""
         self._lost: list[Process] = []
         self._watched = False
         self._sink = sink
@@ -237,6 +239,7 @@ class _Watch:
                 self._pass_on_lines()
                 self._note_ends()
                 self._note_signals()
+                self._bring_back()
                 self._carry_out_orders()
                 self._sweep()
         failed = self._first_failed
@@ -315,17 +318,25 @@ class _Watch:
             )
             count = "the other one" if others == 1 else f"{others} others"
             self._sink.notice(f"{process.name} {what}; {count} may go on")
-            self._start_again(process)
+            # On this machine nobody is cut off: a script has ended itself with that status.
+            by_itself = status == CUT_OFF and isinstance(process, DeviceProcess)
+            if self._restarts[process.device] and not by_itself:
+                self._away[process.device] = process
         return True
 
-    def _start_again(self, process: Process) -> None:
-        """It joins the others where their script lets devices in."""
+    def _bring_back(self) -> None:
+        """Those who can are started again, and join the others where their script lets them in."""
+        if self._first_failed or self._signals.seen or not self._running():
+            self._away.clear()
+        for device, process in list(self._away.items()):
+            new = self._again(device)
+            if new is not None:
+                del self._away[device]
+                self._replace(process, new)
+                self._sink.notice(f"{process.name} is started again, to join them")
+
+    def _replace(self, process: Process, new: Process) -> None:
         device = process.device
-        if not self._restarts[device] or process.status == CUT_OFF:
-            return
-        new = self._again(device)
-        if new is None:
-            return
         self._restarts[device] -= 1
         self._returned.add(device)
         for stream in process.streams:  # its last words
@@ -335,7 +346,6 @@ class _Watch:
         self._processes[device] = new
         self._ended_s.pop(device, None)
         self._listen(new)
-        self._sink.notice(f"{process.name} is started again, to join them")
 
     def _wait_for_others(self) -> str:
         count = len(self._running())

@@ -18,8 +18,10 @@ RUN = "run.json"
 class Collected:
     """What one device sends; of files with one name, later devices' go to folders of their own."""
 
-    def __init__(self, folder: Path, device: int) -> None:
+    def __init__(self, folder: Path, device: int, *, before: Collected | None = None) -> None:
+        """``before`` is what an earlier process of this device has sent: all of it comes again."""
         self._folder, self._device = folder, device
+        self._own: set[Path] = before._own if before is not None else set()
         self._files: dict[str, IO[bytes] | None] = {}
         self._bytes = 0
         self.dropped: set[str] = set()
@@ -62,5 +64,7 @@ class Collected:
         for path in (own,) if name == RUN else (self._folder / name, own):
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                return path.open("xb", buffering=0)
+                file: IO[bytes] = path.open("wb" if path in self._own else "xb", buffering=0)
+                self._own.add(path)
+                return file
         return None

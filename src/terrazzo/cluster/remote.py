@@ -14,8 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from terrazzo.cluster.agent.frames import (
@@ -23,6 +22,7 @@ from terrazzo.cluster.agent.frames import (
     ENDED,
     ERR,
     ERROR,
+    MEMBERS,
     OUT,
     RECORD,
     SIGNAL,
@@ -42,8 +42,15 @@ class RemoteProcess:
     """One command on one device; the ssh that carries it is tied to this process."""
 
     def __init__(
-        self, ssh: Ssh, *, device: int, request: dict[str, Any], folder: Path | None
+        self,
+        ssh: Ssh,
+        *,
+        device: int,
+        request: dict[str, Any],
+        collected: Collected | None,
+        heard: Callable[[str], None],
     ) -> None:
+        """``heard`` is told where the members of the run are, each time that changes."""
         self.device, self.name = device, ssh.device.name
         self.status: int | None = None
         self._found: int | None = None
@@ -52,7 +59,7 @@ class RemoteProcess:
         self.is_collected = False
         """Whether all it recorded is here; what is not must stay there."""
         self._ssh, self._records = ssh, request["records"]
-        self._collected = Collected(folder, device) if folder is not None else None
+        self._collected, self._heard = collected, heard
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         self._process = subprocess.Popen(
             [*leash, *agent_command(ssh)],
@@ -156,6 +163,8 @@ class RemoteProcess:
             self._collected.add(body)
         elif kind == VITALS and self._collected is not None:
             self._collected.note(json.loads(body))
+        elif kind == MEMBERS:
+            self._heard(body.decode())
         elif kind == ENDED:
             told = json.loads(body)
             self._keep(told["left"])

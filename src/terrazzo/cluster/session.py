@@ -22,6 +22,7 @@ MODULES = (
     "look",
     "files",
     "calls",
+    "shelf",
     "vitals",
     "listening",
     "ward",

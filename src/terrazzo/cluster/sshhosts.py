@@ -17,13 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from terrazzo.cluster.code import Code
 from terrazzo.cluster.credentials import make_credentials
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES, rendezvous
 from terrazzo.cluster.inspection import Facts, findings
+from terrazzo.cluster.records import Collected
 from terrazzo.cluster.remote import RemoteProcess, run_request
+from terrazzo.cluster.returning import Returning
 from terrazzo.cluster.session import ask, session
 from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
 from terrazzo.cluster.veil import Ends, veiled
@@ -37,6 +39,8 @@ SETTINGS = ("TERRAZZO_MEASURE",)
 """The variable that names the folder of a run; on a device it is another folder."""
 CREDENTIALS = "TERRAZZO_CREDENTIALS"
 """Names the file with the credentials of the run; the same name as in the runtime."""
+MEMBERS = "TERRAZZO_MEMBERS"
+"""Names the file in which devices write where they are; on a device it is kept like a secret."""
 SOCKETS = "tz-ssh-"
 T = TypeVar("T")
 
@@ -47,14 +51,19 @@ class SshHosts:
     def __init__(
         self, cluster: Cluster, connections: Sequence[Connection], facts: Sequence[Facts]
     ) -> None:
-        self.cluster, self.facts = cluster, tuple(facts)
-        self._connections = tuple(connections)
+        self.cluster, self.facts = cluster, list(facts)
+        self._connections = list(connections)
         self.ends: Ends | None = None
         """Where devices are inside an encrypted network, if there is one."""
         self._library = [""] * len(facts)
         self._directory = ["~"] * len(facts)
         self._put: list[set[str]] = [set() for _ in facts]
-        self._started: list[RemoteProcess] = []
+        self._started: dict[int, RemoteProcess] = {}
+        self._collected: dict[int, Collected] = {}
+        self._brought: tuple[Code, Code | None] | None = None
+        self._members = ""
+        """Where the members of the run are, as one of them has told last."""
+        self._returning = Returning(self._reopen, self._prepare)
         self._run_folder: Path | None = None
         self._credentials = make_credentials() if len(facts) > 1 else ""
 
@@ -75,6 +84,7 @@ class SshHosts:
                 raise one_line([HostError(str(finding)) for finding in wrong])
             hosts = cls(cluster, [c for c in connections if c is not None], known)
             with ExitStack() as cleanup:
+                cleanup.callback(hosts._close)
                 cleanup.callback(hosts._clear)
                 if cluster.encrypt and len(known) > 1 and ready:
                     ways = [connection.ssh for connection in hosts._connections]
@@ -94,20 +104,20 @@ class SshHosts:
 
     def bring(self, code: Code | None, *, own: Code | None = None) -> list[int]:
         """Sends what differs of the code, and of Terrazzo itself; how many files went where."""
-        library = own or Code.of_terrazzo()
+        self._brought = own or Code.of_terrazzo(), code
+        return self._everywhere(self._bring)
 
-        def send(device: int) -> int:
-            base = PurePosixPath(self.facts[device].workdir)
-            place = str(base / "terrazzo" / library.digest)
-            count = self._sync(device, library, place, prune=True)
-            self._library[device] = place
-            if code is not None:
-                place = str(base / "code" / code.name)
-                count += self._sync(device, code, place)
-                self._directory[device] = str(PurePosixPath(place) / code.directory)
-            return count
-
-        return self._everywhere(send)
+    def _bring(self, device: int) -> int:
+        assert self._brought is not None
+        (library, code), base = self._brought, PurePosixPath(self.facts[device].workdir)
+        place = str(base / "terrazzo" / library.digest)
+        count = self._sync(device, library, place, prune=True)
+        self._library[device] = place
+        if code is not None:
+            place = str(base / "code" / code.name)
+            count += self._sync(device, code, place)
+            self._directory[device] = str(PurePosixPath(place) / code.directory)
+        return count
 
     def _sync(self, device: int, code: Code, folder: str, *, prune: bool = False) -> int:
         files = {name: list(entry) for name, entry in code.files.items()}
@@ -118,9 +128,11 @@ class SshHosts:
                 one.send_file(code.root / name, code.files[name][1])
             return int(one.hear()["brought"])
 
-    def copy(self, source: Path, *, device: int, destination: Path) -> None:
-        """It is removed again when these hosts are closed."""
-        self._put[device].add(str(destination))
+    def copy(
+        self, source: Path, *, device: int, destination: Path, removing: Path | None = None
+    ) -> None:
+        """It, or the folder around it, is removed again when these hosts are closed."""
+        self._put[device].add(str(removing or destination))
         self._send(source, device, destination)
 
     def _send(self, source: Path, device: int, destination: Path) -> None:
@@ -143,6 +155,14 @@ class SshHosts:
         with session(self._ssh(device), "fetch", path=str(source)) as one:
             one.receive_file(destination)
             one.hear()
+
+    def run_place(self, device: int, name: str) -> PurePosixPath:
+        """Where a device keeps what it records of a run."""
+        return PurePosixPath(self.facts[device].workdir) / "runs" / name
+
+    def ask_all(self, verb: str, requests: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """One question to each device, all at once."""
+        return self._everywhere(lambda device: ask(self._ssh(device), verb, **requests[device]))
 
     # ---- the rest of the interface ----------------------------------------------------------
 
@@ -194,33 +214,74 @@ class SshHosts:
         words = list(command)
         if words[0] == sys.executable:
             words[0] = self.facts[device].executable
+        secrets = {CREDENTIALS: self._credentials} if len(self.names) > 1 else {}
+        if MEMBERS in environment:
+            secrets[MEMBERS] = self._members
         request = run_request(
             words,
             environment=dict(environment),
             directory=self._directory[device],
             records=environment.get(RUN_FOLDER, ""),
-            secrets={CREDENTIALS: self._credentials} if len(self.names) > 1 else {},
+            secrets=secrets,
             lost_after_s=self.cluster.lost_after_s,
         )
-        folder = self._run_folder if RUN_FOLDER in environment else None
-        process = RemoteProcess(self._ssh(device), device=device, request=request, folder=folder)
-        self._started.append(process)
+        process = RemoteProcess(
+            self._ssh(device), device=device, request=request, heard=self._hear_members,
+            collected=self._collecting(device) if RUN_FOLDER in environment else None,
+        )  # fmt: skip
+        self._started[device] = process
         return process
 
     def kill(self, device: int) -> None:
-        for process in self._started:
-            if process.device == device:
-                process.signal(9)
+        if device in self._started:
+            self._started[device].signal(9)
+
+    # ---- devices that come back -------------------------------------------------------------
+
+    def can_return(self, device: int, members: Path) -> bool:
+        """Once a member has told where they are, and the device answers, after a reboot too."""
+        if not self._members or (self.ends is not None and not self._connections[device].is_open):
+            return False  # its end of the encrypted network is gone with the connection
+        return self._returning.is_ready(device)
+
+    def _hear_members(self, text: str) -> None:
+        self._members = text
+
+    def _reopen(self, device: int) -> None:
+        """By the thread that asks: a connection ends with the one that has opened it."""
+        old = self._connections[device]
+        if not old.is_open:
+            old.close()
+            self._connections[device] = Connection(old.ssh)
+
+    def _prepare(self, device: int) -> None:
+        """A board that was set up anew while it was away may have changed."""
+        connection = self._connections[device]
+        fact = _look(connection)
+        if isinstance(fact, HostError):
+            connection.close()  # the next try is made over a new one
+            raise fact
+        facts = [*self.facts]
+        facts[device] = fact
+        if wrong := [one for one in findings(self.cluster, facts) if one.fatal]:
+            raise one_line([HostError(str(one)) for one in wrong])
+        self.facts[device] = fact
+        self._bring(device)
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _collecting(self, device: int) -> Collected:
+        assert self._run_folder is not None
+        before = self._collected.get(device)
+        self._collected[device] = Collected(self._run_folder, device, before=before)
+        return self._collected[device]
 
     def _ssh(self, device: int) -> Ssh:
         return self._connections[device].ssh
 
     def _remote_run(self, device: int) -> str:
         assert self._run_folder is not None
-        base = PurePosixPath(self.facts[device].workdir)
-        return str(base / "runs" / self._run_folder.name)
+        return str(self.run_place(device, self._run_folder.name))
 
     def _everywhere(self, work: Callable[[int], T]) -> list[T]:
         """On all devices at once; when one fails, or by Ctrl-C, the others are not waited for."""
@@ -232,12 +293,19 @@ class SshHosts:
                     connection.close()
                 raise
 
+    def _close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._returning.close()
+
     def _clear(self) -> None:
         """Removes what was put on devices, and records that were collected whole."""
 
         def clear(device: int) -> None:
             paths = sorted(self._put[device])
-            whole = all(p.is_collected for p in self._started)  # who share a home share the folder
+            whole = all(
+                p.is_collected for p in self._started.values()
+            )  # who share a home share the folder
             if self._run_folder is not None and whole:
                 paths.append(self._remote_run(device))
             if paths and self._connections[device].is_open:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from terrazzo.cluster.agent.frames import BEAT
 from terrazzo.cluster.inspection import Facts
@@ -51,11 +52,31 @@ def veiled(devices: Sequence[Ssh], facts: Sequence[Facts], lost_after_s: float) 
             one.tell([row for other, row in enumerate(rows) if other != number])
         for one in sessions:
             one.hear()
+        _greet(devices, sessions, rows)
         ended = threading.Event()
         cleanup.callback(ended.set)
         beat = threading.Thread(target=_beat, args=(sessions, ended, lost_after_s / 4), daemon=True)
         beat.start()
         yield Ends(tuple(addresses), tuple(str(row["name"]) for row in told))
+
+
+def _greet(devices: Sequence[Ssh], sessions: Sequence[Session], rows: Sequence[Any]) -> None:
+    """Devices that do not get through to each other are named before anything is started."""
+    for one in sessions:
+        one.tell({})
+    silent = [one.hear() for one in sessions]
+    titles = {row["address"]: ssh.device.title for ssh, row in zip(devices, rows, strict=True)}
+    ports = {row["address"]: f"{row['host']}:{row['port']}" for row in rows}
+    wrong = [
+        f"{ssh.device.title} gets no answer from {titles[address]} at {ports[address]} (UDP)"
+        for ssh, found in zip(devices, silent, strict=True)
+        for address in found
+    ]
+    if wrong:
+        raise HostError(
+            f"the encrypted network does not come about: {'; '.join(wrong)}. Let firewalls pass "
+            "UDP between the devices, or leave encrypt out"
+        )
 
 
 def free_network(facts: Sequence[Facts]) -> ipaddress.IPv4Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,28 @@ if TYPE_CHECKING:
 
 END = object()
 """Comes after the last batch of a loader, whose batches may be anything, None among them."""
+
+
+class Host(Protocol):
+    """Who does something before a batch is handed out, on all devices together (a Run)."""
+
+    def before_batch(self, feed: Feed) -> None: ...
+
+    def after_last(self, feed: Feed) -> None: ...
+
+    def before_joining(self, feed: Feed) -> None: ...
+
+    @property
+    def admits(self) -> bool:
+        """Whether devices that come later can be let in."""
+
+
+class Fed(NamedTuple):
+    """A batch as one device has it: None at the end of the data."""
+
+    header: dict[str, Any]
+    wholes: list[Tensor]
+    batch: Any
 
 
 class Batch:
@@ -43,6 +65,8 @@ class Slice:
         feed = self.batch.feed
         feed.find_reader()
         self.epoch = feed.links.epoch
+        if feed.spread.rota is not None:
+            return feed.many.read_again(self.batch, self.place, boxes)
         whole = self.batch.tensors[self.place] if self.batch.tensors else None
         return scatter(feed.links, whole, boxes, reader=feed.place, dtype=self.dtype)
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from terrazzo.feed.seeded import SeededSampler
+from terrazzo.feed.seeded import SeededSampler, Shared
 
 KNOWN = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, SeededSampler)
 FAR = 1 << 30
@@ -34,7 +34,7 @@ class Epoch:
     """The batches of one way through the data, as lists of indices."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._indices: Iterator[Any] = iter(index_sampler(loader))
+        self._indices: Iterator[Any] = iter(_shared(loader))
         self.base = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
         """What the seeds of workers are made of; drawn also where there are none."""
         self.has_ended = False
@@ -78,6 +78,13 @@ class Foreseen(NamedTuple):
 
 def index_sampler(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _shared(loader: DataLoader[Any]) -> Any:
+    """The indices of what is read here."""
+    batches, sampler = index_sampler(loader), loader.sampler
+    share = sampler.share if isinstance(sampler, SeededSampler) else None
+    return batches if share is None else Shared(batches, share)
 
 
 def is_known(loader: DataLoader[Any]) -> bool:

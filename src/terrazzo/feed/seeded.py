@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from terrazzo.errors import UsageError
 from terrazzo.feed.draws import mix
+from terrazzo.feed.rota import Order, arranged
+
+Share = Callable[[Sequence[int]], Sequence[int]]
+"""From the samples of a batch to the rows that a device reads of it."""
 
 
 class SeededSampler(Sampler[int]):
@@ -19,6 +23,8 @@ class SeededSampler(Sampler[int]):
         self.data_source, self.seed, self.shuffle = data_source, seed, shuffle
         self.epoch = 0
         """The epoch that begins next."""
+        self.share: Share | None = None
+        """The rows of a batch that are read here; None: all."""
 
     def __iter__(self) -> Iterator[int]:
         number, self.epoch = self.epoch, self.epoch + 1
@@ -26,11 +32,31 @@ class SeededSampler(Sampler[int]):
         if not self.shuffle:
             yield from range(count)
             return
-        draw = torch.Generator().manual_seed(mix(self.seed, number))
-        yield from torch.randperm(count, generator=draw).tolist()
+        yield from arranged(count, self.seed, number).tolist()
 
     def __len__(self) -> int:
         return len(self.data_source)
+
+
+class Shared:
+    """The batches of a sampler, of each the rows that are read here; of some there are none."""
+
+    def __init__(self, batches: Iterable[list[int]], share: Share) -> None:
+        self.batches, self.share = batches, share
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for indices in self.batches:
+            rows = self.share(indices)
+            if rows:
+                yield [indices[row] for row in rows]
+
+
+def order_of(loader: DataLoader[Any]) -> Order | None:
+    """What the batches of a loader follow from, where that is a seed; None: it is not."""
+    sampler = loader.sampler
+    if not isinstance(sampler, SeededSampler) or loader.batch_size is None:
+        return None
+    return Order(len(sampler), loader.batch_size, loader.drop_last, sampler.shuffle, sampler.seed)
 
 
 def seeded_loader(

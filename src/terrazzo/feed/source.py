@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.chains import Chains, Item
 from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.choice import MEASURED, Choice
 from terrazzo.feed.held import Held
 from terrazzo.feed.likeness import likeness
 from terrazzo.feed.maker import Maker, Recipe, Task
@@ -76,6 +78,11 @@ class Source:
         self.loader, self.options = loader, options
         self.recorder, self.trains, self.offers = recorder, trains, offers
         self.epoch = 0
+        self.mine: Tensor | None = None
+        """Which samples this device has; None: all."""
+        self.reading = MEASURED
+        """Which devices read, where all have the data."""
+        self.choice = Choice()
         self.recipe = Recipe(
             loader.dataset,
             loader.collate_fn,

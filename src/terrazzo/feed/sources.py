@@ -12,8 +12,10 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from terrazzo.errors import UsageError
+from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
+from terrazzo.feed.choice import EACH, MEASURED, READER
+from terrazzo.feed.parts import part_of
 from terrazzo.feed.process import CAN_FORK
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
@@ -26,6 +28,7 @@ from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
 
 BAD = ("raise", "skip")
+READING = (MEASURED, READER, EACH)
 MOST_LOADERS = 4
 """So many loaders of a net are known at once: a source has workers and memory."""
 
@@ -73,6 +76,8 @@ def source_of(
     collate: Callable[[Any], Any] | None = None,
     drop_last: bool = False,
     seed: int | None = None,
+    mine: Iterable[int] | None = None,
+    reading: str = MEASURED,
 ) -> Source | Plain:
     """The source of a loader or a data set, the same one for all its epochs.
 
@@ -82,8 +87,11 @@ def source_of(
     ``workers``, ``ahead`` (batches) and ``cache`` ("200MiB", bytes; 0: none) fix what is otherwise
     tuned. ``bad="skip"`` leaves samples out that cannot be read, and counts them. The others are
     for a data set that comes without a loader: how it is batched and in which order, by ``seed``
-    (default: that of net).
+    (default: that of net); ``mine``, which of its samples this device has, where it is not all; and
+    ``reading``: one device for all ("reader"), each for itself ("each"), or what is faster.
     """
+    if reading not in READING:
+        raise UsageError(f"reading={reading!r}: say one of {', '.join(READING)}")
     if bad not in BAD:
         raise UsageError(f"bad={bad!r}: say one of {', '.join(BAD)}")
     known = net.__dict__.setdefault("_sources", {})
@@ -97,17 +105,22 @@ def source_of(
                 f"tz.feed got another sampler or collate function for the same "
                 f"{type(loader).__name__} before: make them once, before the first epoch"
             )
-        return source
+        return _parted(source, mine, reading)
 
     def recorder() -> Recorder | None:
         return net.links.recorder
 
     trial: Rehearsal | None = net.links.rehearsal
+    if mine is not None and (trial is not None or isinstance(loader, DataLoader)):
+        raise UsageError(
+            "mine= is for a data set without a loader, and not for a trial of one device: "
+            "tz.feed(dataset, net, batch_size=8, mine=indices)"
+        )
     if not isinstance(loader, (DataLoader, Dataset)):
-        if any(one is not None for one in (batch_size, sampler, collate)):
+        if any(one is not None for one in (batch_size, sampler, collate, mine)):
             raise UsageError(
-                f"tz.feed takes {type(loader).__name__} for batches, and batch_size, sampler and "
-                "collate are for a data set: let it inherit from torch.utils.data.Dataset"
+                f"tz.feed takes {type(loader).__name__} for batches, and batch_size, sampler, mine "
+                "and collate are for a data set: let it inherit from torch.utils.data.Dataset"
             )
         return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
@@ -134,12 +147,31 @@ def source_of(
             return Plain(arranged, recorder)
         if arranged is not reads:
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
-    offers = Offers(net) if options.cache_bytes and net.links.devices > 1 else None
+    is_shared = options.cache_bytes and net.links.devices > 1 and mine is None
+    offers = Offers(net) if is_shared else None
     source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
     known[asked] = (weakref.ref(loader), source, sampler, collate)
     loaders = [key for key, row in known.items() if isinstance(row[0](), DataLoader)]
     for key in loaders[:-MOST_LOADERS]:  # of a script that makes one for each epoch
         del known[key]
+    return _parted(source, mine, reading)
+
+
+def _parted(source: Source | Plain, mine: Iterable[int] | None, reading: str) -> Source | Plain:
+    """With what this device has of the data, which a script may say anew for each epoch."""
+    if isinstance(source, Source):
+        source.reading = reading
+        source.mine = None if mine is None else part_of(mine, source)
+    return source
+
+
+def all_of(source: Source | Plain) -> Source | Plain:
+    """The source of a device that is alone, which must have all samples."""
+    if isinstance(source, Source) and source.mine is not None and not source.mine.all():
+        raise DataError(
+            f"{int((~source.mine).sum())} of {len(source.mine)} samples are not in mine=, and "
+            "there is no other device to have them"
+        )
     return source
 
 

@@ -223,6 +223,9 @@ class LabHosts(RunningLab):
     def fetch(self, source: Path, *, device: int, destination: Path) -> None:
         copy_here(source, destination)
 
+    def can_return(self, device: int, members: Path) -> bool:
+        return members.exists()
+
     def place(self, device: int) -> list[str]:
         """What enter.py needs to know of a device."""
         namespace = f"/proc/{os.getpid()}/fd/{self.network.devices[device]}"

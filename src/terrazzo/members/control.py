@@ -9,13 +9,17 @@ from base64 import b64encode
 from collections.abc import Iterable
 
 from terrazzo.errors import PeerLost, RunError
-from terrazzo.members.ear import ENDED_S, Ear
+from terrazzo.members.ear import Ear
 from terrazzo.members.guests import ASK_S
 from terrazzo.members.health import BEAT_S, Health
 from terrazzo.members.view import View
 
 FAILED_S = 1.0
 """How long they have to read why one has failed."""
+ENDED_S = 2.0
+"""How long after a device has ended its script the others may still need what it has sent."""
+QUIET_S, MOST_STAY_S = 1.5, 60.0
+"""It stays longer while one of them has been silent for so long; but no longer than this."""
 
 
 class Interrupted(RunError):
@@ -63,6 +67,12 @@ class Control(Ear):
         seat = self._council.seat
         if seat.alarmed or seat.is_out or seat.view.epoch != epoch:
             raise Interrupted("the members of the run change")
+
+    def turn_away(self, devices: Iterable[int], why: str) -> None:
+        """Members that the others go on without."""
+        with self._changed:
+            for device in devices:
+                self._give_up(device, why)
 
     def alarm(self, *, in_epoch: int | None = None) -> None:
         """Calls for a new view; in one epoch only, where that is given."""
@@ -187,10 +197,11 @@ class Control(Ear):
         with self._changed:
             if self._closed:
                 return
-            self._say(list(self._lines), ["bye", why])
-            end_s = time.monotonic() + (FAILED_S if why else ENDED_S)
-            while self._here() and time.monotonic() < end_s:
-                self._changed.wait(0.05)
+            # One that has made no step with the others yet is lost to them, and no more.
+            kind = "gone" if why and self.done < self.until else "bye"
+            self._say(list(self._lines), [kind, why])
+        self._stay(FAILED_S if why else ENDED_S, is_well=not why)
+        with self._changed:
             self._closed = True
         self._bell.close()
         self._thread.join(2 * BEAT_S)
@@ -198,6 +209,28 @@ class Control(Ear):
         for line in self._lines.values():
             line.close()
         self._strangers.close()
+
+    def _stay(self, least_s: float, *, is_well: bool) -> None:
+        """Longer where somebody is silent: the others may need a view without it, and results."""
+        begin_s = time.monotonic()
+        end_s, last_s = begin_s + least_s, begin_s + MOST_STAY_S
+        while True:
+            with self._changed:
+                seat, now_s = self._council.seat, time.monotonic()
+                here = self._here()
+                quiet = {d for d in here if now_s - self._health[d].heard_s > QUIET_S}
+                may_stay = is_well and now_s < last_s
+                changes = seat.alarmed or seat.committed is None
+                unsure = may_stay and (changes or (quiet and quiet < here))
+                if not here or self._closed or (now_s > end_s and not unsure):
+                    return
+                attends = may_stay and changes
+                if not attends:
+                    self._changed.wait(0.05)
+            if attends:
+                if not self.see_off():
+                    return
+                end_s = time.monotonic() + least_s
 
     def _here(self) -> set[int]:
         """Other members who have not left."""
@@ -214,9 +247,9 @@ class Control(Ear):
     def _check_left(self, *, late: bool) -> None:
         """Somebody who has ended its script will never come; those still on their way may have
         all they need from it already."""
-        for device, (why, when_s) in self._left.items():
+        for device, why in self._left.items():
             if device in self.view.members:
                 if why:
                     raise PeerLost(f"device {device} failed: {why}")
-                if not late or time.monotonic() - when_s > ENDED_S:
+                if not late or device not in self._lines:
                     raise PeerLost(f"device {device} has ended its script before the others")

@@ -17,16 +17,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from terrazzo.members import words
+from terrazzo.members.copies import in_copies
 from terrazzo.members.council import Council, Seat, Sends
 from terrazzo.members.guests import Guests, known
-from terrazzo.members.health import BEAT_S, Health, stuck_after_s
+from terrazzo.members.health import BEAT_S, Health, Standstill, stuck_after_s
 from terrazzo.members.line import Line, LineError
 from terrazzo.members.strangers import Strangers, Wrap
 from terrazzo.members.view import View
 
 PATIENCE_S = 1.0
-ENDED_S = 2.0
-"""How long after a device has ended its script the others may still need what it has sent."""
+LEAST_FLOW_BYTES = 4096
+"""What must be carried from beat to beat for that not to count as nothing."""
 
 
 class Ear:
@@ -47,11 +48,17 @@ class Ear:
         settled = tuple((device, 0) for device in view.members)
         self.me, self.token, self.limit_s = me, token, limit_s
         self.addresses = dict(addresses)
-        self.done = self.entered = 0
+        self.done = self.entered = self.until = 0
+        """Operations that are finished, begun, and through which one who came later is on
+        probation."""
         self.is_waiting: Callable[[], bool] = lambda: False
         """Whether the main thread waits for others; told with every beat."""
+        self.carried_bytes: Callable[[], int | None] = lambda: None
+        """What its connections for data have carried so far; None: that cannot be told."""
         self.wake: Callable[[], None] = lambda: None
         """Breaks off whatever the main thread waits for."""
+        self.see_off: Callable[[], bool] = lambda: False
+        """Takes part in a change of members when the script has ended; whether that went well."""
         self.reach: Callable[[str], Line] = _nowhere
         """Opens a line to a member; where this device comes later."""
         self._rest: dict[int, str] = {}
@@ -65,9 +72,11 @@ class Ear:
         now_s = time.monotonic()
         self._health = {device: Health(now_s) for device in lines}
         self._guests = Guests(me)
-        self._left: dict[int, tuple[str, float]] = {}
+        self._left: dict[int, str] = {}
+        """Who has ended its script, and why; it goes when nobody needs it, and its line with it."""
         self._board: dict[tuple[int, str], bytes] = {}
         self._alarmed_s, self._waited = now_s, 0
+        self._standstill, self._carried, self._flows = Standstill(now_s), 0, True
         self._closed = self._confers = False
         self._trouble: Exception | None = None
         """What has ended the thread; nothing is noticed any more."""
@@ -80,6 +89,7 @@ class Ear:
             self._selector.register(line, selectors.EVENT_READ, line)
         self._thread = threading.Thread(target=self._run, name="terrazzo members", daemon=True)
         self._thread.start()
+        in_copies(self._forget)
 
     @property
     def view(self) -> View:
@@ -89,6 +99,13 @@ class Ear:
         """The files of all its connections."""
         with self._changed:
             return [line.fileno() for line in (*self._lines.values(), *self._strangers.lines)]
+
+    def _forget(self) -> None:
+        """In a copy of this process: takes no lock, which a thread that is not here may hold."""
+        self._closed = True
+        for line in (*self._lines.values(), *self._strangers.lines):
+            line.close()
+        self._strangers.listener.close()
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -121,13 +138,20 @@ class Ear:
                     self._attend(key.fileobj, key.data, mask)
                 if now_s - beaten_s >= BEAT_S:
                     beaten_s = now_s
+                    self._look_at_flow()
                     self._say(list(self._lines), self._beat())
                     self._watch(now_s)
                 self._changed.notify_all()
                 self._wake_up(now_s)
 
     def _beat(self) -> list[Any]:
-        return ["beat", self.entered, self._confers or self.is_waiting()]
+        return ["beat", self.entered, self._confers or self.is_waiting(), self._flows]
+
+    def _look_at_flow(self) -> None:
+        """Once a beat; who does not wait need not ask."""
+        carried = self.carried_bytes() if self.is_waiting() else None
+        self._flows = carried is None or carried - self._carried >= LEAST_FLOW_BYTES
+        self._carried = carried or 0
 
     def _wake_up(self, now_s: float) -> None:
         """Where the main thread waits for something that will not come, it is told."""
@@ -139,7 +163,7 @@ class Ear:
             self._alarmed_s = now_s
             self.wake()
             return
-        late = any(why or now_s - when_s > ENDED_S for why, when_s in self._left.values())
+        late = any(why or device not in self._lines for device, why in self._left.items())
         if (seat.is_out and not before.is_out) or (late and self.is_waiting()):
             self.wake()
 
@@ -180,13 +204,16 @@ class Ear:
         kind, *rest = message
         if kind == "beat":
             now_s = time.monotonic()
-            self._health[device].beat(now_s, entered=int(rest[0]), waits=bool(rest[1]))
+            entered, waits, flows = int(rest[0]), bool(rest[1]), bool(rest[2])
+            self._health[device].beat(now_s, entered=entered, waits=waits, flows=flows)
         elif kind == "council":
             self._deliver(self._council.hear(device, words.read(rest[0])))
         elif kind == "post":
             self._board[int(rest[0]), str(rest[1])] = b64decode(rest[2])
         elif kind == "bye":
-            self._left[device] = (str(rest[0]), time.monotonic())
+            self._left[device] = str(rest[0])
+        elif kind == "gone":
+            self._give_up(device, f"could not join: {rest[0]}")
         elif kind == "join":
             self._guests.hear(device, [int(line) for line in rest[0]])
         elif kind == "here":
@@ -201,10 +228,11 @@ class Ear:
         if unready := self._guests.unready(seat.view.members) & set(self._lines):
             self._say(sorted(unready), ["here", known(self.addresses, seat.view.members)])
         for device, health in list(self._health.items()):
-            if device in self._lines and device not in self._left and health.is_silent(now_s):
+            if device in self._lines and health.is_silent(now_s):
                 self._give_up(device, f"was silent for {now_s - health.heard_s:.1f} s")
         if self.is_waiting() and not seat.alarmed:
             self._find_stuck(now_s)
+        self._find_standstill(now_s)
         place = sorted(seat.view.members).index(self.me) if self.me in seat.view.members else 0
         patience_s = PATIENCE_S * (1 + place) * (1 + self._waited)
         if seat.alarmed and now_s - self._alarmed_s > patience_s:
@@ -220,6 +248,17 @@ class Ear:
             if health is None or health.waits or now_s - health.moved_s <= limit_s:
                 continue
             self._give_up(device, f"is stuck: it has not got on for {limit_s:.0f} s")
+
+    def _find_standstill(self, now_s: float) -> None:
+        """Whose connection has stalled nobody can tell: all connect anew."""
+        seat = self._council.seat
+        known = [self._health[d] for d in seat.view.members if d in self._health]
+        still = self.is_waiting() and all(one.waits and not one.flows for one in known)
+        still = still and bool(known) and not (self._flows or self._confers or seat.alarmed)
+        entered = (self.entered, *(one.entered for one in known))
+        if self._standstill.lasts_s(now_s, entered, still=still) > self._stuck_s():
+            self._standstill = Standstill(now_s)
+            self._deliver(self._council.alarm())
 
     def _stuck_s(self) -> float:
         known = [self._health[d] for d in self.view.members if d in self._health]

@@ -15,9 +15,9 @@ from terrazzo.meters.meter import BOARD, Reading, number, sensible, text_of
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A battery while it discharges."""
+    """The batteries of a device; of two, one may rest while the other discharges."""
 
-    folder: Path
+    folders: tuple[Path, ...]
     covers: str = BOARD
     is_measured: bool = True
     interval_s: float = 0.5
@@ -28,45 +28,47 @@ class Supply:
 
     @property
     def name(self) -> str:
-        return f"battery {self.folder.name}"
+        return f"battery {' + '.join(folder.name for folder in self.folders)}"
 
     def read(self) -> Reading:
-        if text_of(self.folder / "status") != "Discharging":
+        states = {folder: text_of(folder / "status") for folder in self.folders}
+        used = [folder for folder, state in states.items() if state == "Discharging"]
+        if not used or "Charging" in states.values():
             raise MeterError(
-                f"{self.folder} is {text_of(self.folder / 'status') or 'silent'}: what a device "
-                "draws is seen only while its battery discharges; unplug it, or use another meter"
+                f"{self.folders[0]} is {states[self.folders[0]] or 'silent'}: what a device draws "
+                "is seen only while its battery discharges; unplug it, or use another meter"
             )
-        direct = self.folder / "power_now"
-        if direct.exists():
-            watts = abs(number(direct)) / 1e6
-        else:
-            volts = number(self.folder / "voltage_now") / 1e6
-            watts = volts * abs(number(self.folder / "current_now")) / 1e6
-        return Reading(watts=sensible(watts, self.name))
+        return Reading(watts=sensible(sum(_watts(folder) for folder in used), self.name))
+
+
+def _watts(folder: Path) -> float:
+    direct = folder / "power_now"
+    if direct.exists():
+        return abs(number(direct)) / 1e6
+    volts = number(folder / "voltage_now") / 1e6
+    return volts * abs(number(folder / "current_now")) / 1e6
 
 
 def probe(root: Path) -> list[Supply]:
-    """Those in use now, that say how much flows; MeterError where there is only a USB-C supply."""
-    found, promises = [], []
+    """What is in use now and says how much flows; MeterError where there is only a USB-C supply."""
+    batteries, promises = [], []
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
         kind = text_of(folder / "type")
         if text_of(folder / "scope") == "Device":  # of a mouse
             continue
-        if kind == "Battery" and text_of(folder / "status") == "Discharging":
-            found.append(Supply(folder))
+        if kind == "Battery":
+            batteries.append(folder)
         elif kind == "USB" and text_of(folder / "online") == "1":
             promises.append(folder)
-    told = []
-    for meter in found:
-        try:
-            watts = meter.read().watts
-        except MeterError:
-            continue
-        if watts:  # many supplies have the files and always say 0
-            told.append(meter)
-    if not told and promises:
+    meter = Supply(tuple(batteries))
+    try:
+        if batteries and meter.read().watts:  # many have the files and always say 0
+            return [meter]
+    except MeterError:
+        pass
+    if promises:
         raise MeterError(
             f"{promises[0]} tells what was agreed with the charger, not what flows: use a meter "
             "between both (docs/power.md)"
         )
-    return told[:1]
+    return []

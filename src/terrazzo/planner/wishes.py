@@ -15,6 +15,8 @@ from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import parse_bytes
 
+DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
+"""How the input travels from the device that reads it, and the bytes of an element of it."""
 IDLE_BYTES = 230 << 20
 """A process with torch loaded and its connections made, before the first step."""
 
@@ -94,6 +96,13 @@ class Wishes:
             delivered=self.delivered,
             layout=None if self.layout == "auto" else given,
         )
+
+
+def delivered_bytes(delivery: str) -> int:
+    """Bytes of an element of the input on its way, by a name of ``DELIVERY``."""
+    if delivery not in DELIVERY:
+        raise UsageError(f"delivery={delivery!r}: say one of {', '.join(DELIVERY)}")
+    return DELIVERY[delivery]
 
 
 def parse_limits(

@@ -11,7 +11,15 @@ from terrazzo.members.control import Interrupted
 from terrazzo.members.meeting import come_later, unwrapped
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
-from terrazzo.runtime.recovery import NEW, Host, Recovery, encrypted, first_old
+from terrazzo.runtime.recovery import (
+    NEW,
+    PROBATION,
+    Host,
+    Recovery,
+    encrypted,
+    first_old,
+    probation,
+)
 from terrazzo.runtime.regroup import regroup
 
 
@@ -44,7 +52,7 @@ def join_later(links: Links, host: Host) -> None:
     control = come_later(later.addresses, token=later.token, limit_s=later.timeout_s, wrap=wrap)
     links.become_member(control, later.timeout_s)
     recovery = links.recovery = Recovery(links, control)
-    control.done = NEW
+    control.done, control.until = NEW, PROBATION
     recovery.is_inside = True
     while True:
         try:
@@ -57,6 +65,6 @@ def join_later(links: Links, host: Host) -> None:
         except Interrupted:
             continue
     recovery.is_inside = False
-    control.done = max(counts.values())
+    control.done, control.until = max(counts.values()), probation(counts)
     links.later, recovery.host = None, host
     recovery.followers.add(host.net)

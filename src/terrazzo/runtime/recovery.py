@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from terrazzo.errors import PeerLost, PlanError
+from terrazzo.errors import Disagreement, PeerLost, PlanError, RunError
 from terrazzo.members.control import Control, Interrupted
 from terrazzo.members.meeting import meet, unwrapped
 from terrazzo.members.strangers import Wrap
@@ -35,7 +35,7 @@ from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.parcel import pack, unpack
 from terrazzo.runtime.regroup import regroup
-from terrazzo.runtime.sockets import own_address
+from terrazzo.runtime.sockets import carried_bytes, own_address
 
 Result = TypeVar("Result")
 Give = Callable[[int], None]
@@ -43,6 +43,9 @@ MOST_TRIES = 4
 """So often the same members make an operation again: what breaks each time is no accident."""
 NEW = -1
 """How many operations somebody has finished who has only just joined."""
+PROBATION = 4
+"""Operations of a step: until a device that has joined has made one, the others lose nothing by
+its failure, nor where it does not do the same as they do."""
 
 
 class Follower(Protocol):
@@ -97,9 +100,13 @@ class Recovery:
         self.took_s = 0.0
         """From the alarm to new links, the last time."""
         self.is_inside = False
+        self._fresh: dict[int, int] = {}
+        """Members on probation, until the operation of this number."""
         self._give: Give | None = None
         control.wake = links.hang_up
         control.is_waiting = lambda: links.waits
+        control.carried_bytes = lambda: carried_bytes(links.sockets)
+        control.see_off = self._see_off
 
     def perform(
         self, attempt: Callable[[], Result], *, take: Callable[[int], Result], give: Any
@@ -128,6 +135,8 @@ class Recovery:
                     source = self._regroup(number, error, tries)
                     act = attempt if source is None else _taking(take, source)
                     is_anew, gives_up = True, False
+                except Disagreement as error:
+                    self._turn_away(number, error)
                 except PlanError as error:
                     if gives_up or not is_anew:
                         raise
@@ -139,6 +148,28 @@ class Recovery:
             self.is_inside = False
         self._give = give(result)
         return result
+
+    def _turn_away(self, number: int, error: Disagreement) -> None:
+        """A device that has just come is gone again, where it is that which differs."""
+        fresh = {device for device, until in self._fresh.items() if number <= until}
+        fresh &= set(self.control.view.members)
+        if not fresh or self.control.done < self.control.until:
+            raise error
+        self._fresh = {}
+        self.control.turn_away(fresh, f"was turned away: {error}")
+
+    def _see_off(self) -> bool:
+        """This script has ended, another device is lost, and the rest may miss the last result."""
+        if self.is_inside:
+            return False
+        self.is_inside = True
+        try:
+            self._regroup(self.control.done + 1, Interrupted("a device is lost"), Tries())
+        except RunError:
+            return False
+        finally:
+            self.is_inside = False
+        return True
 
     def _giving_up(self, error: PlanError) -> Callable[[], NoReturn]:
         """Those who are left have no plan; what they have is saved."""
@@ -198,6 +229,8 @@ class Recovery:
         """Newcomers receive what the others have; these are all before the same batch."""
         if NEW in counts.values():
             assert self.host is not None, "who has no run lets nobody in"
+            until = probation(counts)
+            self._fresh |= {device: until for device, count in counts.items() if count == NEW}
             self.host.give(first_old(view, counts))
 
     def _tell(self, before: Sequence[int], view: View) -> None:
@@ -216,6 +249,11 @@ class Recovery:
             what = "; ".join([*lost, *come]) or "a connection broke"
             count = "1 device goes" if links.devices == 1 else f"{links.devices} devices go"
             print(f"terrazzo: {what}: {count} on", file=sys.stderr, flush=True)
+
+
+def probation(counts: dict[int, int]) -> int:
+    """The operation after which who joins now is one like all others."""
+    return max(counts.values()) + PROBATION
 
 
 def first_old(view: View, counts: dict[int, int]) -> int:

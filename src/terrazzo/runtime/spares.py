@@ -65,6 +65,8 @@ class Spares:
         self.took_s = 0.0
         """How long the last one took."""
         self.is_restoring = False
+        self._renews = False
+        """Whether nobody has begun a batch since the spare that all have gone back to."""
         self._marks: tuple[Any, ...] | None = None
         """Of all weights when the last spare was made; None while they are moved."""
         self._homes: Mapping[str, Home] | None = None
@@ -226,6 +228,16 @@ class Spares:
         self.is_restoring = False
         return rest.homes
 
+    def renew(self) -> None:
+        """In a validation, say, the next batch is far: who brought back a part could be lost too.
+
+        What was kept is kept again, by the devices that are here now.
+        """
+        if self._renews and self.net.homes:
+            assert self.kept is not None
+            key = (self.net.links.epoch, *self.kept.key[1:])
+            self.keep(key, self.kept.rest)
+
     def mend(self) -> bool:
         """Weights are those of the spare again; gives whether steps were made since.
 
@@ -265,8 +277,10 @@ class Spares:
     def _chosen(self) -> tuple[Spare, list[list[int]]]:
         """The latest that all have; and whose parts every device holds of it."""
         mine = {json.dumps(s.key): s for s in (self.kept, self._staged) if s is not None}
-        letter = json.dumps({key: list(spare.bundles) for key, spare in mine.items()})
-        told = [json.loads(text) for text in self.net.links.gather_text(letter)]
+        held = {key: list(spare.bundles) for key, spare in mine.items()}
+        letters = self.net.links.gather_text(json.dumps([held, self.is_touched]))
+        told = [json.loads(text)[0] for text in letters]
+        self._renews = not any(json.loads(text)[1] for text in letters)
         common = set.intersection(*(set(row) for row in told))
         if not common:
             raise PeerLost(

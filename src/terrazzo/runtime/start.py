@@ -18,14 +18,23 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STARTERS = {
+    "TORCHELASTIC_RUN_ID": "torchrun",
+    "SLURM_JOB_ID": "Slurm",
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+}
+"""Variables by which starters that are not ours are known, the nearest one first."""
 
 
-def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
-    """Joins the process group that the environment describes; without one, stays alone."""
+def join(environment: Mapping[str, str], *, timeout_s: float) -> bool:
+    """Joins the process group that the environment describes; without one, stays alone.
+
+    Gives whether it has joined one now.
+    """
     if dist.is_available() and dist.is_initialized():
-        return
+        return False
     if _number(environment, "WORLD_SIZE", default=1) <= 1:
-        return
+        return False
     missing = [name for name in NEEDED if name not in environment]
     if missing:
         raise UsageError(
@@ -64,6 +73,17 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> None:
         timeout=limit,
     )
     atexit.register(_part)
+    return True
+
+
+def told_without(environment: Mapping[str, str], devices: int) -> str:
+    """What a user of another starter should know before a device is lost."""
+    found = [name for variable, name in STARTERS.items() if variable in environment]
+    by = f"by {found[0]}" if found else "without terrazzo run"
+    return (
+        f"{devices} devices, started {by}: when one is lost the run ends. terrazzo run goes on "
+        "without it (docs/recovery.md)"
+    )
 
 
 def _part() -> None:

@@ -60,6 +60,7 @@ class Weights:
         """Leaves on this device the boxes that it uses, once and for all graphs."""
         if self.spares is not None and self.spares.is_astray:
             self.homes = self.spares.restore(boxes)
+            self.spares.renew()
             return
         self.homes = {}
         for name, where in boxes.items():

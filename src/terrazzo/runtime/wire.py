@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.members import hello
+from terrazzo.members.copies import in_copies
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -89,6 +90,7 @@ class Wire:
         self._rooms: dict[tuple[torch.Size, torch.dtype], _Room] = {}
         window = window_bytes(devices)
         self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
+        in_copies(self.close)
 
     def gather(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
         """A tensor of equal shape from each device, stacked; in between, something else."""

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from terrazzo.cluster.agent import calls, files, look, veil
+from terrazzo.cluster.agent import calls, files, look, shelf, veil
 from terrazzo.cluster.agent.frames import ERROR, Frames
 from terrazzo.cluster.agent.ward import Ward
 
@@ -47,6 +47,8 @@ def answer(request: dict[str, Any], frames: Frames) -> None:
         frames.tell(files.put(request, frames))
     elif verb == "fetch":
         frames.tell(files.fetch(request, frames))
+    elif verb == "shelf":
+        frames.tell(shelf.newest(request))
     elif verb == "remove":
         frames.tell(files.remove(request))
     else:

@@ -7,6 +7,7 @@ can't log in gets a word in. What a killed agent left behind, the next one remov
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -19,6 +20,8 @@ from terrazzo.cluster.agent.look import which
 
 PREFIX = "tzveil"
 COMMAND_S, APPEAR_S, POLL_S = 20.0, 5.0, 0.05
+GREET_S = 16.0
+"""A handshake that got no answer is tried again after 5 s."""
 
 
 def hold(request: dict[str, Any], frames: Frames) -> None:
@@ -31,17 +34,52 @@ def hold(request: dict[str, Any], frames: Frames) -> None:
         run("wg", "set", name, "private-key", "/dev/stdin", "listen-port", "0", text=key + "\n")
         run("ip", "address", "add", f"{request['address']}/{request['bits']}", "dev", name)
         run("ip", "link", "set", name, "up")
-        port = int(run("wg", "show", name, "listen-port"))
-        frames.tell({"name": name, "key": run("wg", "pubkey", text=key).strip(), "port": port})
-        for peer in frames.hear():
+        public = run("wg", "pubkey", text=key).strip()
+        frames.tell({"name": name, "key": public, "port": listen_port(name)})
+        peers = frames.hear()
+        for peer in peers:
             run(
                 "wg", "set", name, "peer", peer["key"], "allowed-ips", f"{peer['address']}/32",
-                "endpoint", f"{peer['host']}:{peer['port']}", "persistent-keepalive", "15",
+                "endpoint", f"{peer['host']}:{peer['port']}",
             )  # fmt: skip
         frames.tell({})
+        frames.hear()  # all know each other now: before, a first handshake would be thrown away
+        frames.tell(greet(name, peers))
         Silence(frames, float(request["lost_after_s"])).wait()
     finally:
         remove(name)
+
+
+def listen_port(name: str) -> int:
+    """wireguard-go opens it a moment after the interface is up."""
+    end_s = time.monotonic() + APPEAR_S
+    while not (port := int(run("wg", "show", name, "listen-port"))):
+        if time.monotonic() > end_s:
+            raise OSError(0, f"{name} has no port {APPEAR_S:g} s after it was made")
+        time.sleep(POLL_S)
+    return port
+
+
+def greet(name: str, peers: list[dict[str, Any]]) -> list[str]:
+    """Has a handshake with every other device; gives the addresses of those who do not answer."""
+    for peer in peers:
+        run("wg", "set", name, "peer", peer["key"], "persistent-keepalive", "15")
+    end_s = time.monotonic() + GREET_S
+    while silent := strangers(name, peers):
+        if time.monotonic() > end_s:
+            break
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as knock:
+            for address in silent:
+                knock.sendto(b"", (address, 9))
+        time.sleep(4 * POLL_S)
+    return silent
+
+
+def strangers(name: str, peers: list[dict[str, Any]]) -> list[str]:
+    """Addresses of those with whom there was no handshake yet."""
+    rows = [line.split() for line in run("wg", "show", name, "latest-handshakes").splitlines()]
+    known = {row[0] for row in rows if len(row) == 2 and row[1] != "0"}
+    return [str(peer["address"]) for peer in peers if peer["key"] not in known]
 
 
 def make(name: str) -> None:

@@ -25,6 +25,7 @@ from typing import IO, Any
 from terrazzo.cluster.agent.frames import (
     ENDED,
     ERR,
+    MEMBERS,
     OUT,
     RECORD,
     SIGNAL,
@@ -40,6 +41,9 @@ STOP_S, DRAIN_S = 3.0, 2.0
 CHUNK_BYTES = 1 << 16
 LARGEST_FILE_BYTES = 64 << 20
 SECRETS = "terrazzo-run-"
+WHERE = "TERRAZZO_MEMBERS"
+"""Names the file in which a device writes where the members of a run are, for those who come later;
+the same name as in the api."""
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -53,6 +57,7 @@ class Ward:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self._secrets = Secrets(request["secrets"])
+        self._told_where = request["secrets"].get(WHERE, "")
         environment = {**os.environ, **request["environment"], **self._secrets.paths}
         directory = Path(request["directory"]).expanduser()
         directory.mkdir(parents=True, exist_ok=True)  # one without files was not brought
@@ -94,12 +99,22 @@ class Ward:
             now_s = time.monotonic()
             if self._records is not None and now_s >= records_s:
                 self._records.send_new()
+                self._tell_where()
                 records_s = now_s + RECORDS_S
             if now_s >= vitals_s:
                 self._frames.tell(vitals.read(descendants()), VITALS)
                 vitals_s = now_s + VITALS_S
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(TICK_S)
+
+    def _tell_where(self) -> None:
+        """Only the starter can bring it to a device that comes back."""
+        text = self._told_where
+        with suppress(KeyError, OSError, UnicodeDecodeError):
+            text = Path(self._secrets.paths[WHERE]).read_text(encoding="utf-8")
+        if text != self._told_where:
+            self._frames.send(MEMBERS, text.encode())
+            self._told_where = text
 
     def _pump(self, pipe: IO[bytes], kind: bytes) -> None:
         with suppress(OSError):
