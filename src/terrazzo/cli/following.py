@@ -58,5 +58,6 @@ def follow(
     known = {name: modes for name, modes in follower.rows.items() if modes}
     if save is not None and len(known) > 1:
         rows = [replace(row, phase=name) for name, modes in known.items() for row in modes.values()]
-        steps = tuple((name, mean(follower.visits.get(name, (1.0,)))) for name in known)
+        visits = {name: follower.visits.get(name, [1.0]) for name in known}
+        steps = tuple((name, float(max(round(mean(many)), 1))) for name, many in visits.items())
         ModeTable(rows[0].mode.knobs, tuple(rows), steps=steps).save(save)
