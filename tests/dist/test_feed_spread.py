@@ -31,12 +31,20 @@ PARTS: dict[str, Callable[[int], Any]] = {
 }
 
 
+ASKED: dict[int, list[int]] = {}
+"""Of each data set: one that changed itself as it is read would stay in the training process."""
+
+
 class Pictures(Dataset[Any]):
     """Turned at random, with a name; it knows what was asked of it, and may lack samples."""
 
     def __init__(self, mine: Any = None, *, count: int = COUNT, each_s: float = 0.0) -> None:
         self.count, self.mine, self.each_s = count, mine, each_s
-        self.asked: list[int] = []
+        ASKED[id(self)] = []
+
+    @property
+    def asked(self) -> list[int]:
+        return ASKED[id(self)]
 
     def __len__(self) -> int:
         return self.count

@@ -40,6 +40,16 @@ for epoch in range(9):
         net(x.float()).sum().backward()
         print("batch", y.tolist(), flush=True)
 """
+KEPT = f"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from exports import keep_exports
+
+keep_exports(Path(__file__).parent)
+"""
+"""All trials train the same net: it is exported by the first."""
 EVICTION = """
 import ctypes, mmap, os, sys
 from pathlib import Path
@@ -74,7 +84,7 @@ def test_a_slow_data_set_is_found_to_be_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(KEPT + SCRIPT)
     arguments = ["data", "stalls", "--steps", "3", "--save", "found.json", "train.py"]
     assert main(arguments) == 0
     out = capfd.readouterr().out

@@ -8,7 +8,7 @@ import threading
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.form import ENCODED
 from terrazzo.feed.held import Held
-from terrazzo.feed.maker import Made, Place
+from terrazzo.feed.task import Made, Place
 
 MIB = 1 << 20
 
@@ -47,8 +47,8 @@ def test_a_batch_that_was_on_its_way_tells_of_no_lost_places() -> None:
     held.give_back(0)
     arena.allow(MIB)
     arena.put(b"B" * 100)
-    held.note(Made(kept={1: Place(late, 100, ENCODED)}))
-    assert held.places == {}
+    held.note(Made(key=held.key, kept={1: Place(late, 100, ENCODED)}))
+    assert len(held.places) == 0
     arena.close()
 
 

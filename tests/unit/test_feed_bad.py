@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from terrazzo.errors import DataError
+from terrazzo.errors import DataError, UsageError
+from terrazzo.feed.batch import describe, rebuild
 from terrazzo.feed.source import Options, Source
 from terrazzo.records.event import read_events
 from terrazzo.runtime.recorder import Recorder
@@ -162,3 +165,15 @@ def test_a_loop_that_is_left_leaves_the_source_usable() -> None:
     for _ in source:
         break
     assert sum(len(batch[1]) for batch in source) == SIZE
+
+
+def test_a_batch_never_names_code_that_others_would_import() -> None:
+    x = torch.zeros(2)
+    named = defaultdict(list, x=x)
+    with pytest.raises(UsageError, match="plain dicts"):
+        describe(named)
+    header, tensors = describe({"x": x})
+    assert rebuild(header, tensors, None)["x"] is x
+    header["tree"] = pytree.treespec_dumps(pytree.tree_structure(named))
+    with pytest.raises(UsageError, match="plain dicts"):
+        rebuild(header, tensors, None)

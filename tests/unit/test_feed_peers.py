@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from terrazzo.feed import pantry as pantry_module
 from terrazzo.feed import peers as module
 from terrazzo.feed.form import freeze
-from terrazzo.feed.pantry import SIZE, YES, Address, Pantry
-from terrazzo.feed.peers import Peers, owner_of
+from terrazzo.feed.pantry import ASK, SIZE, YES, Address, Pantry
+from terrazzo.feed.peers import ABSENT, Peers, owner_of
 from terrazzo.members import hello
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,16 +56,17 @@ def test_what_was_put_comes_back(pantry: Pantry, peers: Make) -> None:
         assert reader.put(pantry.address, index, bytes([index]) * 10_000)
     for index in range(20):
         assert other.get(pantry.address, index) == bytes([index]) * 10_000
-    assert other.get(pantry.address, 99) is None
-    assert other.lies == 0
+    assert other.get(pantry.address, 99) == ABSENT
+    assert not other.liars
 
 
 def test_a_full_pantry_says_so(pantry: Pantry, peers: Make) -> None:
     reader = peers(b"k")
     taken = [reader.put(pantry.address, index, bytes(100_000)) for index in range(20)]
     assert taken == [True] * 10 + [False] * 10
-    assert not reader.put(pantry.address, 99, bytes(2 * MIB))
+    assert reader.put(pantry.address, 99, bytes(2 * MIB)) is False
     assert reader.get(pantry.address, 3) == bytes(100_000), "it is still there"
+    assert reader.put(pantry.address, 3, bytes(100_000)), "and takes no room again"
 
 
 def test_memory_that_was_given_back_is_told(pantry: Pantry, peers: Make) -> None:
@@ -72,7 +74,7 @@ def test_memory_that_was_given_back_is_told(pantry: Pantry, peers: Make) -> None
     for index in range(8):
         reader.put(pantry.address, index, bytes(100_000))
     pantry.give_back(200_000)
-    found = [reader.get(pantry.address, index) is not None for index in range(8)]
+    found = [reader.get(pantry.address, index) != ABSENT for index in range(8)]
     assert found == [True] + [False] * 7
 
 
@@ -89,13 +91,23 @@ def test_who_does_not_know_the_secret_gets_nothing(pantry: Pantry, peers: Make) 
     assert peers(b"k").get(pantry.address, 1) == b"secret", "others are still served"
 
 
-def test_a_mark_of_another_reader_or_sample_is_not_believed(pantry: Pantry, peers: Make) -> None:
-    reader = peers(b"k")
-    peers(b"another").put(pantry.address, 1, b"something else")
-    assert reader.get(pantry.address, 1) is None
-    assert reader.lies == 1
-    assert reader.get(pantry.address, 2) is None
-    assert not reader.put(pantry.address, 2, b"x"), "and who gave it is asked no more"
+def test_sets_of_samples_with_equal_numbers_do_not_meet(pantry: Pantry, peers: Make) -> None:
+    reader, other = peers(b"k"), peers(b"another")
+    reader.put(pantry.address, 1, b"one")
+    other.put(pantry.address, 1, b"something else")
+    assert reader.get(pantry.address, 1) == b"one"
+    assert other.get(pantry.address, 1) == b"something else"
+    assert other.get(pantry.address, 2) == ABSENT
+    assert not reader.liars | other.liars
+
+
+def test_an_emptied_pantry_is_as_large_as_before(pantry: Pantry, peers: Make) -> None:
+    first, second = peers(b"k"), peers(b"another")
+    assert all(first.put(pantry.address, index, bytes(100_000)) for index in range(10))
+    assert second.put(pantry.address, 0, bytes(100_000)) is False
+    pantry.empty()
+    assert first.get(pantry.address, 0) == ABSENT
+    assert all(second.put(pantry.address, index, bytes(100_000)) for index in range(10))
 
 
 class Liar:
@@ -115,7 +127,7 @@ class Liar:
         with line, self.listener:
             hello.hear(line, secret=b"token", timeout_s=5)
             for answer in self.answers:
-                line.recv(9)
+                line.recv(ASK.size)
                 time.sleep(self.pause_s)
                 pieces = [bytes([byte]) for byte in answer] if self.drip_s else [answer]
                 with contextlib.suppress(OSError):
@@ -129,7 +141,7 @@ def test_a_peer_that_lies_is_not_believed(peers: Make) -> None:
     good = freeze(b"good")
     liar = Liar([YES + SIZE.pack(len(good), b"0" * 16) + good])
     assert reader.get(liar.address, 1) is None
-    assert reader.lies == 1
+    assert reader.liars == {liar.address.device}
 
 
 def test_an_answer_of_any_length_is_refused(peers: Make) -> None:
@@ -142,7 +154,10 @@ def test_a_peer_that_is_slow_is_left_alone(monkeypatch: pytest.MonkeyPatch, peer
     monkeypatch.setattr(module, "ANSWER_S", 0.05)
     reader, liar = peers(b"k"), Liar([YES], pause_s=0.5)
     assert reader.get(liar.address, 1) is None
-    assert reader.get(liar.address, 2) is None, "nobody is called again"
+    before = reader._peers[liar.address].asked
+    assert reader.get(liar.address, 2) is None
+    assert reader.put(liar.address, 2, b"x") is None
+    assert reader._peers[liar.address].asked == before, "nobody is called again"
 
 
 def test_a_right_answer_that_drips_is_too_late(
@@ -159,10 +174,26 @@ def test_a_peer_that_is_slower_than_storage_is_asked_now_and_then(
     pantry: Pantry, peers: Make
 ) -> None:
     reader = peers(b"k")
-    reader.put(pantry.address, 1, bytes(1000))
+    assert reader.put(pantry.address, 1, bytes(1000))
     reader.saw_storage(1e-12, 1000)
-    found = [reader.get(pantry.address, 1) is not None for _ in range(65)]
-    assert Counter(found) == {True: 3, False: 62}, "the first, and one in 32"
+    found = [reader.get(pantry.address, 1) is not None for _ in range(63)]
+    assert Counter(found) == {True: 2, False: 61}, "one in 32"
+    assert reader.put(pantry.address, 2, bytes(1000)) is None, "nor is it sent anything"
+
+
+def test_a_stranger_takes_no_place_from_others(
+    monkeypatch: pytest.MonkeyPatch, peers: Make
+) -> None:
+    monkeypatch.setattr(pantry_module, "MOST_CALLERS", 1)
+    monkeypatch.setattr(pantry_module, "MOST_STRANGERS", 3)
+    pantry, reader = Pantry(MIB, device=3, address=HERE), peers(b"k")
+    with contextlib.ExitStack() as stack:
+        stack.callback(pantry.close)
+        where = (pantry.address.host, pantry.address.port)
+        for _ in range(2):  # who say nothing
+            line = stack.enter_context(socket.create_connection(where))
+            assert line.recv(hello.NONCE_BYTES)
+        assert reader.put(pantry.address, 1, b"x")
 
 
 def test_a_pantry_that_is_gone_is_no_error(pantry: Pantry, peers: Make) -> None:

@@ -121,6 +121,7 @@ def test_a_recorded_hello_opens_nothing(cleanup: ExitStack) -> None:
     class Heard:
         def __init__(self, inner: socket.socket) -> None:
             self.recv, self._inner = inner.recv, inner
+            self.gettimeout, self.settimeout = inner.gettimeout, inner.settimeout
 
         def sendall(self, data: bytes) -> None:
             said.append(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import random
@@ -56,6 +57,18 @@ class TestSamples:
     )
     def test_names(self, name: str, key: str, field: str) -> None:
         assert split_name(name) == (key, field)
+
+    def test_links_to_folders_are_followed_but_not_in_circles(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        linked = tmp_path / "linked"
+        linked.mkdir()
+        for kind in ("cats", "dogs"):
+            (linked / kind).symlink_to(source / kind)
+        assert [one.key for one in samples_of(linked)] == [one.key for one in samples_of(source)]
+        (source / "cats" / "again").symlink_to(source)
+        with pytest.raises(DataError, match="again is a link to one that it lies in"):
+            samples_of(source)
 
     def test_files_of_one_name_are_one_sample(self, source: Path) -> None:
         found = samples_of(source)
@@ -176,6 +189,25 @@ class TestReading:
         again = pickle.loads(pickle.dumps(found))
         found.close()
         assert again[0] == first
+
+    def test_fields_that_lie_far_apart_are_read_apart(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with tarfile.open(tmp_path / "all.tar", "w") as tar:
+            for field, size in (("jpg", 50_000), ("json", 10)):
+                for number in range(20):
+                    data = tarfile.TarInfo(f"{number:03}.{field}")
+                    data.size = size
+                    tar.addfile(data, io.BytesIO(bytes([number]) * size))
+        shards, read = ShardSet(tmp_path), []
+        real = os.pread
+        monkeypatch.setattr(os, "pread", lambda *a: (read.append(a[1]), real(*a))[1])
+        for index in range(20):
+            fields = shards[index]
+            assert fields["jpg"] == bytes([index]) * 50_000
+            assert fields["json"] == bytes([index]) * 10
+        assert sum(read) < 3 * 20 * 50_010
+        shards.close()
 
     def test_a_folder_of_plain_tars(self, source: Path, shards: Path, tmp_path: Path) -> None:
         foreign = tmp_path / "foreign"

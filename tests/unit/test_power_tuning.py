@@ -28,6 +28,7 @@ from terrazzo.meters.sampler import Sampler
 from terrazzo.power.benches import Spent
 from terrazzo.power.selector import ENERGY, TIME, Goal
 from terrazzo.power.simulated import rigged
+from terrazzo.records.devicepower import load_modes
 from terrazzo.records.modes import Mode, ModeTable
 from terrazzo.report.screen import Screen
 
@@ -56,6 +57,8 @@ def test_a_simulated_board_says_that_it_is_one(capsys):
     table = ModeTable.load(Path("rows.csv"))
     assert len(table.rows) >= 6 and table.is_simulated
     assert any(row.power_doubt != table.rows[0].power_doubt for row in table.rows)
+    (plannable,) = load_modes(["rows.csv"], ["pi-0"])
+    assert all(mode.title.endswith("(simulated)") for mode in plannable)
     assert main(["power", "tune", "--from", "rows.csv", "--objective", "time"]) == 0
     text = words(capsys)
     assert "SIMULATED" in text and "simulated modes" in text and "measured modes;" not in text

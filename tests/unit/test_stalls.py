@@ -262,8 +262,13 @@ class TestAdvice:
         pipe = Pipeline(1, 1, 3, 0.1, 2, 4, shared)
         found = advise(pipe, average(compute_s=1, wait_fetch_s=2), FACTS)
         assert found.limit == STORAGE
-        assert any(setting == 'cache="95MiB": 100% of the data set' for setting in found.settings)
+        told = 'cache="95MiB": 100% of the data set'
+        assert any(setting.startswith(told) for setting in found.settings)
         assert not any("workers" in setting for setting in found.settings)
+        assert "the system may hold it too" in str(found.settings)
+        less = replace(FACTS, free_bytes=int(1.9e8))
+        tight = advise(pipe, average(compute_s=1, wait_fetch_s=2), less)
+        assert "the system may" not in str(tight.settings)
 
     def test_a_cheap_card_may_do(self) -> None:
         found = advise(Pipeline(1, 1, 0.1, 0.1, 0, 4), average(compute_s=1), FACTS)

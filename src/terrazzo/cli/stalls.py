@@ -46,7 +46,8 @@ examples:
       a model and a data set, without a script
 
 The script must feed its net by tz.feed. It is run with the same batch again and again (nothing but
-computing), with files in memory, with files from storage, and as it is; then it is ended.
+computing), with files in memory, with files from storage, and as it is; then it is ended. What else
+it does, such as writing checkpoints, it does four times.
 A file counts as read from storage because it is dropped from the page cache when Python opens it.
 Exit status: 0 analysed, 2 not run.
 """

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 
 from terrazzo.feed.pipeline import CPU, LOOP, SMALL, STORAGE, Pipeline, fewest_workers
 from terrazzo.feed.stalls import Stalls
+from terrazzo.feed.tuner import MOST_WORKERS
 from terrazzo.records.storage import Storage
 from terrazzo.records.units import bytes_text, count_text
 
 NONE, MEMORY, LINK, DATASET = "nothing", "memory", "link", "data set"
 WORTH = 0.05
 """A change that saves less of a step is not recommended."""
-MOST_WORKERS = 8
+SYSTEM = 2
+SYSTEM_WORDS = "; after the first epoch the system may hold it too, while so much stays free"
+"""Said where so many times as much memory is free as the data set has."""
 CACHES_BYTES = (64 << 20, 256 << 20, 1 << 30)
 
 
@@ -216,7 +219,8 @@ def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str
         cached = best.with_cache(share)
         if cached.step_s < (1 - WORTH) * best.step_s:
             size = f'"{int(room) >> 20}MiB"'
-            found.append(f"cache={size}: {share:.0%} of the data set")
+            alone = "" if facts.free_bytes < SYSTEM * facts.set_bytes else SYSTEM_WORDS
+            found.append(f"cache={size}: {share:.0%} of the data set{alone}")
     if best.stall_s > SMALL * best.step_s and best.limit == CPU:
         found.append("store smaller pictures, or simpler transforms: the processor is the limit")
     return tuple(found) or ("leave it as it is",)

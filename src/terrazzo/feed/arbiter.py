@@ -16,6 +16,8 @@ from terrazzo.runtime.ceiling import ROOT, ceiling_bytes, memory_folders
 
 RESERVE = 0.05
 LEAST_RESERVE_BYTES = 64 << 20
+MEMORY_EVERY_S = 0.5
+"""Memory is looked at so often, at most."""
 
 
 @dataclass(frozen=True)

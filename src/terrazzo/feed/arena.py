@@ -78,6 +78,11 @@ class Arena:
     def used_bytes(self) -> int:
         return self._head.used - mmap.PAGESIZE
 
+    @property
+    def free_bytes(self) -> int:
+        head = self._head
+        return max(head.limit - head.used - STAMP.size, 0)
+
     def put(self, data: bytes | memoryview) -> int | None:
         """Keeps it and gives its place, or None: there is no room, also for one too large."""
         size = len(data) + STAMP.size
@@ -116,8 +121,14 @@ class Arena:
             if new < self.room_bytes:
                 self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
 
+    def empty(self) -> None:
+        """What is in it is lost; it may be filled again."""
+        limit = self.limit_bytes
+        self.give_back(0)
+        self.allow(limit)
+
     def allow(self, limit_bytes: int) -> None:
-        """Lets it grow again, up to what it was made for."""
+        """Lets it grow so far, up to what it was made for; what is in it stays."""
         with self._locked() as head:
             limit = max(min(mmap.PAGESIZE + limit_bytes, self.room_bytes), head.used)
             self._write(head._replace(limit=limit))

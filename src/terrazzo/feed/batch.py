@@ -22,6 +22,10 @@ END = object()
 """Comes after the last batch of a loader, whose batches may be anything, None among them."""
 
 
+NAMES_CODE = ("default_factory_module", "__enum__")
+"""In a description of a structure: torch would import what follows."""
+
+
 class Host(Protocol):
     """Who does something before a batch is handed out, on all devices together (a Run)."""
 
@@ -98,6 +102,7 @@ def describe(batch: Any) -> tuple[dict[str, Any], list[Tensor]]:
     if batch is END:
         return {"end": True}, []
     leaves, tree = pytree.tree_flatten(batch)
+    _check(pytree.treespec_dumps(tree))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     places = [isinstance(leaf, Tensor) for leaf in leaves]
@@ -137,4 +142,14 @@ def rebuild(header: dict[str, Any], tensors: list[Any], batch: Any) -> Any:
         next(found) if is_tensor else plain
         for is_tensor, plain in zip(header["places"], header["plain"], strict=True)
     ]
+    _check(header["tree"])
     return pytree.tree_unflatten(leaves, pytree.treespec_loads(header["tree"]))
+
+
+def _check(tree: str) -> None:
+    """What names code by itself is never loaded from another device."""
+    if any(name in tree for name in NAMES_CODE):
+        raise UsageError(
+            "the batch is made of a defaultdict or has members of an Enum as keys, which other "
+            "devices would have to import by name: return plain dicts from the collate function"
+        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from terrazzo.feed.draws import States, Stream
-from terrazzo.feed.maker import Made
+from terrazzo.feed.task import Made
 
 
 @dataclass

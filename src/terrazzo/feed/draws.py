@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
+SPAN = float(1 << 63)
+"""What ``mix`` gives is below that."""
 States = tuple[Any, Any, Any]
 """Of torch, Python and NumPy."""
 

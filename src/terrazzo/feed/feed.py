@@ -26,7 +26,7 @@ from terrazzo.feed.posted import Posted
 from terrazzo.feed.reading import Reading
 from terrazzo.feed.rehearsal import counted
 from terrazzo.feed.repeats import Read
-from terrazzo.feed.sharing import Offer
+from terrazzo.feed.sharing import Offer, count_feed
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain, all_of, offer_of, source_of
 from terrazzo.feed.spread import SPREAD, Spread
@@ -101,13 +101,21 @@ class Feed:
         self.choice = source.choice if isinstance(source, Source) else Choice()
         self._posted: Posted | None = None
         self._offer: Offer | None = None
+        self._cache: str | int | None = None
         if self.links.members[self.links.device] == reader and source is None:
             raise UsageError(f"device {reader} reads the data, but its loader is None")
 
     def offers(self, cache: str | int | None) -> None:
-        """This device holds samples for the reader, if it is another."""
+        """This device holds samples for the reader, if it is another; who that is may be open."""
+        self._cache = None if self.spread.has_part else cache
+        count_feed(self.net)
+        if self.reader in self.links.members:
+            self._offer_memory()
+
+    def _offer_memory(self) -> None:
         if self.links.devices > 1 and self.links.members[self.links.device] != self.reader:
-            self._offer = offer_of(self.net, None if self.spread.has_part else cache)
+            self._offer = offer_of(self.net, self._cache)
+            self._offer.serve(self.reader)
 
     @property
     def draws(self) -> set[str]:
@@ -186,7 +194,9 @@ class Feed:
             )
         self.reader = self.links.members[places[0]]
         many = self.spread.rota is not None or self.spread.has_part
-        if self.links.device == places[0] and not many:
+        if self.links.device != places[0]:
+            self._offer_memory()
+        elif not many:
             if self._offer is not None:  # whom it was for is gone
                 self._offer.close()
                 self._offer = None

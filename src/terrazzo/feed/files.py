@@ -2,7 +2,8 @@
 
 A data set is a black box that opens files by itself. In a worker, ``open`` is replaced by one that
 reads a file at once and knows how long that took, so that fetching is told from decoding, an error
-can name its file, and the bytes of a sample can be kept without knowing its format.
+can name its file, and the bytes of a sample can be kept without knowing its format. What several
+samples open (an archive, a table) belongs to none of them and is read as ever.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import DataError
+from terrazzo.feed.large import Large
 
 MOST_BYTES = 64 << 20
 """A larger file is an archive that samples are read from, and is left alone."""
+SMALL_BYTES = 1 << 20
+"""A file of this size or less is read at once."""
+MOST_NAMES = 1 << 14
+"""Of so many files it is known who opened them first."""
 
 
 Stamp = tuple[str, int]
@@ -54,24 +62,44 @@ class Files:
     """The files of the sample that is being made."""
 
     def __init__(self) -> None:
-        self.opened: list[Opened] = []
-        """What was read from storage, in order."""
         self.last = ""
         self.read_s = self.cpu_s = 0.0
         self.read_bytes = 0
-        self.is_partly_seen = False
-        """Whether the sample read from something that is not among these files."""
         self.fetched: Any = None
         """What the data set itself has fetched, if that is a step of its own."""
+        self.stamps: list[Stamp] = []
+        """The files that a sample was made of, as they were."""
+        self._opened: list[Opened] = []
+        self._large: list[Large] = []
+        self._is_partly_seen = False
+        self._sample: Any = None
+        self._first: dict[int, Any] = {}
+        """Who was the first to open a file, by a number for its name."""
         self._held: dict[str, Opened] = {}
         self._is_timed = False
+        self.thread = threading.get_ident()
+        """Others may open files meanwhile, which are none of the sample's."""
+
+    @property
+    def opened(self) -> list[Opened]:
+        """What was read from storage, whole, and is this sample's own, in order."""
+        for large in self._large:
+            data = large.whole
+            if data is None:
+                self._is_partly_seen = True
+            else:
+                self._opened.append((large.name, large.changed_ns, data))
+            large.release()
+        self._large = []
+        return self._opened
 
     @property
     def whole(self) -> Any:
         """All that a sample is made of, None: that is not known."""
         if self.fetched is not None:
             return self.fetched
-        return self.opened if self.opened and not self.is_partly_seen else None
+        opened = self.opened
+        return opened if opened and not self._is_partly_seen else None
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -88,23 +116,21 @@ class Files:
             self.cpu_s += time.thread_time() - cpu
             self._is_timed = False
 
-    @property
-    def stamps(self) -> list[Stamp]:
-        """The files that a sample was made of, as they were."""
-        return [(path, changed_ns) for path, changed_ns, _ in self.opened]
-
-    def begin(self, held: list[Opened] | None = None) -> None:
-        self.opened, self.last, self.is_partly_seen = [], "", False
-        self.fetched = None
+    def begin(self, sample: Any, held: list[Opened] | None = None) -> None:
+        for large in self._large:
+            large.release()
+        self._opened, self._large, self.stamps = [], [], []
+        self._is_partly_seen = False
+        self.last, self.fetched, self._sample = "", None, sample
         self._held = {one[0]: one for one in held or ()}
 
     def open(
         self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **options: Any
     ) -> Any:
         """Stands where ``open`` was."""
-        path = _path(file)
-        asked = [*rest, *options.values()]
-        if path is None or mode != "rb" or any(one not in (None, True) for one in asked):
+        path, asked = _path(file), [*rest, *options.values()]
+        is_plain = mode == "rb" and all(one in (None, True) for one in asked)
+        if path is None or not is_plain or threading.get_ident() != self.thread:
             return _open(file, mode, buffering, *rest, **options)
         self.last = path
         held = self._held.get(path)
@@ -112,16 +138,34 @@ class Files:
             check([held[:2]])
             return Copy(held[2], path)
         with self.timed():
-            found = _open(path, "rb")
+            found = _open(path, "rb", buffering)
             facts = os.fstat(found.fileno())
-            if facts.st_size > MOST_BYTES:
-                self.is_partly_seen = True
+            self.stamps.append((path, facts.st_mtime_ns))
+            if self._is_shared(path):
                 return found
-            with found:
-                data = found.read()
-        self.read_bytes += len(data)
-        self.opened.append((path, facts.st_mtime_ns, data))
-        return Copy(data, path)
+            if facts.st_size > MOST_BYTES or not stat.S_ISREG(facts.st_mode):
+                self._is_partly_seen = True
+                return found
+            if facts.st_size <= SMALL_BYTES:
+                with found:
+                    data = found.read()
+                self.read_bytes += len(data)
+                self._opened.append((path, facts.st_mtime_ns, data))
+                return Copy(data, path)
+        found.close()
+        large = Large(io.FileIO(path), self.timed, self._count)
+        self._large.append(large)
+        return io.BufferedReader(large) if buffering else large
+
+    def _count(self, read_bytes: int) -> None:
+        self.read_bytes += read_bytes
+
+    def _is_shared(self, path: str) -> bool:
+        """Whether other samples have opened it, too: then it is no part of any one of them."""
+        if len(self._first) >= MOST_NAMES:
+            self._first.clear()
+        first: Any = self._first.setdefault(hash(path), self._sample)
+        return bool(first != self._sample)
 
 
 def check(stamps: Sequence[Stamp]) -> None:
@@ -149,6 +193,7 @@ def _path(file: Any) -> str | None:
 def watched(files: Files) -> Iterator[None]:
     """Within, this process opens files through ``files``."""
     before: tuple[Callable[..., Any], Callable[..., Any]] = builtins.open, io.open
+    files.thread = threading.get_ident()
     builtins.open = io.open = files.open
     try:
         yield

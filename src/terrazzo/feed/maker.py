@@ -1,114 +1,33 @@
 """Maker: from the indices of a batch to the batch, in the training process or in a worker.
 
 It does what a DataLoader does with a list of indices, and times it. What a data set does inside of
-``dataset[i]`` is told apart by clocks: where its files are watched, reading them is fetching; of
-the rest, the time in which it neither computed nor waited for a core was waiting for storage.
+``dataset[i]`` is told apart by clocks.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from torch.utils.data import Subset
 from torch.utils.data._utils import worker as torch_worker
 
 from terrazzo.errors import DataError
 from terrazzo.feed import draws
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.files import Files, check
+from terrazzo.feed.files import Files, check, watched
 from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
+from terrazzo.feed.likeness import likeness
+from terrazzo.feed.meter import Meter, NoMeter
 from terrazzo.feed.pantry import Address
-from terrazzo.feed.peers import Peers
+from terrazzo.feed.peers import ABSENT, Peers
 from terrazzo.feed.stages import Took
-from terrazzo.feed.twosteps import is_in_two_steps
+from terrazzo.feed.task import Made, Place, Recipe, Task
 from terrazzo.records.stage import COLLATE, FETCH, PREPARE
 
-CLOCKS, COUNTERS = "/proc/thread-self/schedstat", "/proc/thread-self/io"
-OWN_BYTES = 1024
-"""What reading the counters themselves may add to them."""
-
-
-class Place(NamedTuple):
-    """Where a sample lies in the arena, and in which form."""
-
-    place: int
-    size: int
-    form: str
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be made, and what is known of its samples."""
-
-    indices: Any
-    """As the sampler gave them: a list, or one index where batches are not collated."""
-    held: Mapping[Any, Place] = field(default_factory=dict)
-    """Samples that are in memory."""
-    keep: Mapping[Any, str] = field(default_factory=dict)
-    """Samples that are to be put there, and the form in which."""
-    away: Mapping[Any, Address] = field(default_factory=dict)
-    """Samples that another device holds."""
-    give: Mapping[Any, Address] = field(default_factory=dict)
-    """Samples that another device is to hold, once they are read."""
-    stream: draws.Stream | None = None
-    states: draws.States | None = None
-    """How its worker of the loader begins this batch; None: as it began the epoch."""
-    epoch: int = 0
-
-
-@dataclass
-class Made:
-    """A batch, or why there is none, and what it took."""
-
-    batch: Any = None
-    took: list[Took] = field(default_factory=list)
-    states: draws.States | None = None
-    """Where the generators stood afterwards; None: nothing was drawn."""
-    kept: dict[Any, Place] = field(default_factory=dict)
-    given: dict[Any, int] = field(default_factory=dict)
-    """Samples that other devices have taken, and which."""
-    missed: list[Any] = field(default_factory=list)
-    """Samples that another device was to have, and did not give."""
-    sizes: list[tuple[str, int, float]] = field(default_factory=list)
-    """Forms of samples, their bytes, and the seconds that holding one in that form would save."""
-    draws: bool = False
-    """Whether a sample that was to be kept drew random numbers, so that it is no constant."""
-    bad: list[str] = field(default_factory=list)
-    """Samples that were left out, and why."""
-    error: BaseException | None = None
-
-
-@dataclass
-class Recipe:
-    """How batches are made: what is the same for all of them."""
-
-    dataset: Any
-    collate: Callable[[Any], Any]
-    collates: bool = True
-    """Whether indices come as lists (``batch_size`` of the loader is not None)."""
-    skip: bool = False
-    """Whether bad samples are left out."""
-    key: bytes = b""
-    """Of the marks on what other devices hold."""
-    seed: int | None = None
-    """Samples have their own seeds, made of this one; None: they draw as under a DataLoader."""
-
-    @property
-    def in_two_steps(self) -> bool:
-        """Whether the data set says itself what is fetching and what is decoding."""
-        return is_in_two_steps(self.dataset)
-
-    @property
-    def by_sample(self) -> bool:
-        """Whether samples can be had one by one."""
-        dataset = self.dataset
-        while type(dataset) is Subset:  # which has one for the sake of what it is a subset of
-            dataset = dataset.dataset
-        return self.collates and not getattr(dataset, "__getitems__", None)
+LOOKS = 16
+"""In so many batches it is looked whether a data set changes itself."""
 
 
 class Maker:
@@ -119,15 +38,26 @@ class Maker:
         self.files = Files() if watch else None
         self.at: Callable[[Any], None] = lambda index: None
         """Told of each sample before it is made, so that its name outlives this process."""
-        self.peers = Peers(recipe.key)
+        self.peers = Peers()
         self.measures = True
         """Whether fetching is told from preparing; that takes a moment for each batch."""
+        self._looks = LOOKS if recipe.must_stay_like else 0
+        self._has_begun = False
+
+    def hold(self, arena: Arena) -> None:
+        """From now on samples are kept there."""
+        self.arena, self.files = arena, Files()
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Within, files are seen where samples are kept."""
+        return nullcontext() if self.files is None else watched(self.files)
 
     def make(self, task: Task) -> Made:
         """Never raises: an error is part of what was made."""
-        meter = _Meter(self.files) if self.measures else _NoMeter()
-        found, began = Made(), time.perf_counter()
+        meter = Meter(self.files) if self.measures else NoMeter()
+        found, began = Made(key=task.shelved.key), time.perf_counter()
         self._from_memory = self._from_peers = 0
+        self.peers.key = task.shelved.key
         middle = began
         try:
             data = self._samples(task, found)
@@ -143,6 +73,7 @@ class Maker:
         fetch_s = min(meter.fetch_s, middle - began)
         if self.files is not None:
             self.peers.saw_storage(self.files.read_s, self.files.read_bytes)
+        found.liars = set(self.peers.liars)
         found.took = [
             Took(
                 FETCH, began, middle, fetch_s, meter.read_bytes, count,
@@ -160,7 +91,8 @@ class Maker:
             if not recipe.collates:
                 return recipe.dataset[task.indices]
             return recipe.dataset.__getitems__(task.indices)
-        found = []
+        found: list[Any] = []
+        like = likeness(recipe.dataset) if self._looks and self._has_begun else None
         for index in task.indices:
             self.at(index)
             if recipe.seed is not None:
@@ -172,6 +104,11 @@ class Maker:
                 if not recipe.skip:
                     raise told from error
                 made.bad.append(str(told))
+            if self._looks and like is None:  # with the first sample, some open what they need
+                like, self._has_begun = likeness(recipe.dataset), True
+        if self._looks:
+            self._looks -= 1
+            made.changes = like != likeness(recipe.dataset)
         if not found:
             raise DataError(
                 f"no sample of the batch {_few(task.indices)} could be read: {made.bad[0]}"
@@ -189,8 +126,9 @@ class Maker:
             ) from error
 
     def _sample(self, index: Any, task: Task, made: Made) -> Any:
-        held = self._held(task.held.get(index))
-        if held is not None and task.held[index].form == DECODED:
+        shelved = task.shelved
+        held = self._held(shelved.held.get(index))
+        if held is not None and shelved.held[index].form == DECODED:
             self._from_memory += 1
             stamps, sample = thaw(held)
             check(stamps)
@@ -199,10 +137,12 @@ class Maker:
         if self.files is not None:
             known = held if held is not None else self._from_peer(index, task, made)
             self._from_memory += held is not None
-        if index not in task.keep:
+        if index not in shelved.keep:
             sample = self._read(index, known)
-            if known is None and index in task.give:
-                self._give(index, task.give[index], made)
+            if known is None and index in shelved.give:
+                self._give(index, shelved.give[index], made)
+            if known is not None and self.files is not None and self.files.opened:
+                made.stale.append(index)
             return sample
         states, before = draws.states(), self.files.read_s if self.files else 0.0
         began = time.perf_counter()
@@ -211,7 +151,7 @@ class Maker:
         read_s = self.files.read_s - before if self.files else 0.0
         drew = not draws.same(states, draws.states())
         made.draws |= drew
-        self._keep((index, sample), task.keep[index], made, saves=(read_s, took_s), drew=drew)
+        self._keep((index, sample), shelved.keep[index], made, saves=(read_s, took_s), drew=drew)
         return sample
 
     def _read(self, index: Any, known: bytes | None) -> Any:
@@ -220,9 +160,9 @@ class Maker:
         if files is None:
             return dataset[index]
         if not self.recipe.in_two_steps:
-            files.begin(None if known is None else thaw(known))
+            files.begin(index, None if known is None else thaw(known))
             return dataset[index]
-        files.begin()
+        files.begin(index)
         if known is not None:
             return dataset.decode(thaw(known))
         with files.timed():
@@ -236,11 +176,12 @@ class Maker:
         return self.arena.get(place.place, place.size)
 
     def _from_peer(self, index: Any, task: Task, made: Made) -> bytes | None:
-        if index not in task.away:
+        if index not in task.shelved.away:
             return None
-        data = self.peers.get(task.away[index], index)
-        if data is None:
+        data = self.peers.get(task.shelved.away[index], index)
+        if data == ABSENT:
             made.missed.append(index)
+            return None
         self._from_peers += data is not None
         return data
 
@@ -251,8 +192,11 @@ class Maker:
         if whole is not None:
             data = freeze(whole)
             made.sizes.append((ENCODED, len(data), 0.0))
-            if self.peers.put(address, index, data):
+            taken = self.peers.put(address, index, data)
+            if taken:
                 made.given[index] = address.device
+            elif taken is not None:
+                made.refused.append(address.device)
 
     def _keep(
         self,
@@ -304,69 +248,6 @@ def make_drawn(maker: Maker, task: Task) -> Made:
         after = draws.states()
         made.states = None if draws.same(before, after) else after
     return made
-
-
-class _Meter:
-    """How long was waited for storage since it was made, and how much was read."""
-
-    def __init__(self, files: Files | None) -> None:
-        self.files = files
-        self.fetch_s, self.read_bytes = 0.0, 0
-        self._begin = self._now()
-        if files is not None:
-            files.read_s = files.cpu_s = 0.0
-            files.read_bytes = 0
-
-    def _now(self) -> tuple[float, float, float, int]:
-        return time.perf_counter(), time.thread_time(), _waited_s(), _read_bytes()
-
-    def stop(self) -> None:
-        wall_s, cpu_s, ready_s, read_bytes = (
-            b - a for a, b in zip(self._begin, self._now(), strict=True)
-        )
-        seen_s = seen_cpu_s = 0.0
-        seen_bytes = 0
-        if self.files is not None:
-            seen_s, seen_cpu_s = self.files.read_s, self.files.cpu_s
-            seen_bytes = self.files.read_bytes
-        idle_s = (wall_s - seen_s) - (cpu_s - seen_cpu_s) - ready_s
-        self.fetch_s = seen_s + max(idle_s, 0.0)
-        # The first samples of a worker also load libraries, which is no reading of samples.
-        unseen = int(read_bytes) - seen_bytes > max(OWN_BYTES, seen_bytes)
-        self.read_bytes = int(read_bytes) if unseen else seen_bytes
-
-
-class _NoMeter:
-    """All is preparing."""
-
-    fetch_s, read_bytes = 0.0, 0
-
-    def stop(self) -> None:
-        pass
-
-
-def _waited_s() -> float:
-    """Seconds for which this thread was ready and had no core."""
-    words = _read(CLOCKS).split()
-    return int(words[1]) * 1e-9 if len(words) > 1 else 0.0
-
-
-def _read_bytes() -> int:
-    """Bytes that this thread has read from files, whether or not the system had them in memory."""
-    words = _read(COUNTERS).split(maxsplit=2)
-    return int(words[1]) if len(words) > 1 else 0
-
-
-def _read(path: str) -> bytes:
-    """Not by ``open``, which may be the one that watches."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 4096)
-    finally:
-        os.close(file)
 
 
 def _few(indices: Sequence[Any]) -> str:

@@ -113,8 +113,13 @@ def _listed(source: Path) -> Iterator[File]:
     def refuse(error: OSError) -> None:
         raise DataError(f"folder {error.filename} cannot be read: {error.strerror}; allow it")
 
-    for folder, below, names in os.walk(source, onerror=refuse):
+    above: dict[Path, tuple[Path, ...]] = {}
+    for folder, below, names in os.walk(source, onerror=refuse, followlinks=True):
+        own, lies_in = Path(folder).resolve(), above.pop(Path(folder), ())
+        if own in lies_in:
+            raise DataError(f"folder {folder} is a link to one that it lies in: remove the link")
         below[:] = sorted(name for name in below if not name.startswith("."))
+        above |= {Path(folder) / name: (*lies_in, own) for name in below}
         for name in sorted(names):
             path = Path(folder) / name
             if name.startswith("."):

@@ -2,11 +2,14 @@
 
 It is a process of its own beside the training, so that handing out samples takes nothing from a
 step but bandwidth. It understands nothing of what it keeps: who puts something there adds a mark
-that only the reader can make, and looks at it when the bytes come back.
+that only the reader can make, and looks at it when the bytes come back. Every set of samples has a
+shelf, a number that its reader has drawn, so that equal numbers of samples do not meet.
 
-    caller -> pantry   b"P", key, size, mark, bytes       keep this
-    pantry -> caller   b"Y" or b"N"                       done, or no room
-    caller -> pantry   b"G", key                          have you got this?
+    caller -> pantry   b"P", shelf, sample, size, mark    is there room for this?
+    pantry -> caller   b"Y", b"N" or b"H"                 send it, no room, or it lies there already
+    caller -> pantry   bytes
+    pantry -> caller   b"Y" or b"N"                       done, or no room any more
+    caller -> pantry   b"G", shelf, sample                have you got this?
     pantry -> caller   b"Y", size, mark, bytes, or b"N"
 """
 
@@ -21,16 +24,22 @@ import time
 from typing import NamedTuple
 
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.process import die_with_parent, fork
+from terrazzo.feed.process import fork
 from terrazzo.members import hello
 from terrazzo.members.line import exactly
 
 MARK_BYTES = 16
-ASK = struct.Struct("<cQ")
+ASK = struct.Struct("<cQQ")
 SIZE = struct.Struct(f"<I{MARK_BYTES}s")
-YES, NO, PUT, GET = b"Y", b"N", b"P", b"G"
+YES, NO, HAVE, PUT, GET = b"Y", b"N", b"H", b"P", b"G"
 MOST_BYTES = 64 << 20
 MOST_CALLERS = 32
+MOST_STRANGERS = 32
+"""Callers who have not yet proved that they belong to this run; they take no place from others."""
+MOST_RECEIVED = 8
+"""So many samples are received at once: what is under way lies in memory outside of the arena."""
+PROMPT_S = 60.0
+"""So long a sample may take once it was announced."""
 IDLE_S = 3600.0
 GONE = "hung up"
 
@@ -65,6 +74,10 @@ class Pantry:
     def give_back(self, keep_bytes: int) -> None:
         self.arena.give_back(keep_bytes)
 
+    def empty(self) -> None:
+        """Nobody is left who could use what lies here."""
+        self.arena.empty()
+
     def close(self) -> None:
         self._process.kill()
         self._process.join()
@@ -72,55 +85,89 @@ class Pantry:
 
 
 def _serve(listener: socket.socket, arena: Arena, token: str) -> None:
-    die_with_parent()
-    shelf = _Shelf(arena)
+    shelves = _Shelves(arena)
+    strangers = threading.BoundedSemaphore(MOST_STRANGERS)
     room = threading.BoundedSemaphore(MOST_CALLERS)
-    while True:
-        connection, _ = listener.accept()
-        if not room.acquire(blocking=False):
-            connection.close()
-            continue
 
-        def host(caller: socket.socket) -> None:
+    def host(caller: socket.socket) -> None:
+        with caller, contextlib.suppress(OSError):
             try:
-                with caller, contextlib.suppress(OSError):
-                    hello.hear(caller, secret=token.encode(), timeout_s=hello.PATIENCE_S)
-                    caller.settimeout(IDLE_S)
-                    caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    while shelf.answer(caller):
-                        pass
+                hello.hear(caller, secret=token.encode(), timeout_s=hello.PATIENCE_S)
+            finally:
+                strangers.release()
+            if not room.acquire(blocking=False):
+                return
+            try:
+                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while shelves.answer(caller):
+                    pass
             finally:
                 room.release()
 
-        threading.Thread(target=host, args=(connection,), daemon=True).start()
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # who called has gone already, or this process has too many files open
+            time.sleep(0.1)
+            continue
+        if strangers.acquire(blocking=False):
+            threading.Thread(target=host, args=(connection,), daemon=True).start()
+        else:
+            connection.close()
 
 
-class _Shelf:
+class _Shelves:
     """What lies where."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._places: dict[int, tuple[int, int, bytes]] = {}
+        self._places: dict[tuple[int, int], tuple[int, int, bytes]] = {}
+        self._receiving = threading.BoundedSemaphore(MOST_RECEIVED)
 
     def answer(self, caller: socket.socket) -> bool:
         """One request; False: it was none."""
-        asked, key = ASK.unpack(exactly(caller, ASK.size, or_say=GONE))
+        caller.settimeout(IDLE_S)
+        asked, shelf, sample = ASK.unpack(exactly(caller, ASK.size, or_say=GONE))
+        caller.settimeout(PROMPT_S)
         if asked == GET:
-            self._give(caller, key)
+            self._give(caller, (shelf, sample))
             return True
         if asked != PUT:
             return False
         size, mark = SIZE.unpack(exactly(caller, SIZE.size, or_say=GONE))
         if size > MOST_BYTES:
             return False
-        data = read(caller, size)
-        place = self._arena.put(memoryview(data))
-        if place is not None:
-            self._places[key] = (place, size, mark)
-        caller.sendall(NO if place is None else YES)
+        self._take(caller, (shelf, sample), size, mark)
         return True
 
-    def _give(self, caller: socket.socket, key: int) -> None:
+    def _take(self, caller: socket.socket, key: tuple[int, int], size: int, mark: bytes) -> None:
+        known = self._places.get(key)
+        if known is not None and known[1:] == (size, mark) and self._arena.has(known[0], size):
+            caller.sendall(HAVE)
+            return
+        if size > self._arena.free_bytes or not self._receiving.acquire(timeout=1.0):
+            caller.sendall(NO)
+            return
+        try:
+            caller.sendall(YES)
+            data = read(caller, size, until=time.perf_counter() + PROMPT_S)
+            caller.settimeout(PROMPT_S)
+            place = self._arena.put(memoryview(data))
+        finally:
+            self._receiving.release()
+        if place is not None:
+            self._places[key] = (place, size, mark)
+        else:
+            self._forget_lost()
+        caller.sendall(NO if place is None else YES)
+
+    def _forget_lost(self) -> None:
+        """What was given back is known no more, though nobody has asked for it."""
+        self._places = {
+            key: row for key, row in self._places.items() if self._arena.has(row[0], row[1])
+        }
+
+    def _give(self, caller: socket.socket, key: tuple[int, int]) -> None:
         place, size, mark = self._places.get(key, (0, 0, b""))
         data = self._arena.get(place, size) if size else None
         if data is None:

@@ -13,9 +13,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from terrazzo.feed import draws
 from terrazzo.feed.chains import Chains, Item
-from terrazzo.feed.maker import Made, Task
 from terrazzo.feed.order import Epoch
 from terrazzo.feed.stages import Clock, Took
+from terrazzo.feed.task import Made, Task
 from terrazzo.records.stage import COPY, INLINE, WAIT
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 16
 """So often the size of a batch is looked at."""
+MOST_RENEWALS = 3
+"""Of workers in one epoch, because the data set was changed."""
+LONG_S, LONG = 20.0, 20
+"""A batch is late if it takes longer than that, and so many times as long as the last ones."""
+CHANGES = "the data set changes itself as it is read"
 
 
 class Passage:
@@ -38,9 +43,14 @@ class Passage:
         source.inline.measures = self.clock.recorder is not None
         self.items: deque[Item] = deque()
         self.position = self.skip = skip
+        self.renewals = 0
+        self.usual_s = 0.0
+        """What making a batch takes, about the longest of the last ones."""
 
     def run(self) -> Iterator[Any]:
         source = self.source
+        if source.options.cache_bytes:
+            source.hold()
         if source.has_changed():
             source.renew()
         self.epoch = Epoch(self.loader)
@@ -49,15 +59,17 @@ class Passage:
         streams = 0 if source.recipe.seed is not None else self.loader.num_workers
         self.chains = Chains(self.epoch.base, streams)
         left = time.perf_counter()
+        source.is_active = True
         try:
             while True:
                 begin = time.perf_counter()
                 item = self._next()
                 if item is None:
                     break
-                batch = self._batch(item, begin)
+                batch = self._batch(item)
                 end = time.perf_counter()
                 made_s = self._account(item, (begin, end))
+                self.usual_s = max(made_s, 0.9 * self.usual_s)
                 yield batch
                 del batch, item
                 now = time.perf_counter()
@@ -68,15 +80,19 @@ class Passage:
                 source.tell(change)
         finally:
             source.drop(self.items)
+            source.is_active = False
         self._finish()
 
     def _next(self) -> Item | None:
         source = self.source
         if not self.loader.num_workers and source.has_changed():
-            source.renew()
-            for item in self.items:
-                item.ticket = item.made = None
-        source.mind_memory()
+            self.renewals += 1
+            if self.renewals < MOST_RENEWALS:
+                source.renew()
+            else:  # to start workers for each batch takes longer than to have none
+                source.retire("the script changes the data set between steps")
+            source.drop(self.items)
+        source.larder.mind_memory(self.clock.recorder)
         self.epoch.serve(self.position - len(self.items))
         self._fill(1)
         if not self.items:
@@ -113,7 +129,8 @@ class Passage:
 
     def _await(self, item: Item) -> None:
         """Until this batch is there as a DataLoader would have made it."""
-        source = self.source
+        source, began = self.source, time.perf_counter()
+        patience_s = max(LONG_S, LONG * self.usual_s)
         source.receive(0.0)
         while True:
             for other in self.chains.settle(list(self.items)):
@@ -124,33 +141,45 @@ class Passage:
                 if not self.chains.may_begin(item):
                     raise AssertionError("a batch waits for one that nobody makes")
                 source.give(item, self.chains, self.number)
-            source.receive(None)
+            source.receive(patience_s)
+            if (waited_s := time.perf_counter() - began) > patience_s:
+                source.tell_late(waited_s)
+                patience_s = 2 * waited_s
             self._fill(0)
 
-    def _batch(self, item: Item, begin: float) -> Any:
-        source = self.source
-        made = item.made
-        if made is not None and made.states is not None and not self.chains.count:
-            source.drop(self.items)
-            source.retire(
-                "samples draw random numbers there, one after the other. Give tz.feed the data set "
-                "instead of a loader, and each sample has a seed of its own"
-            )
-            made = None
-        if made is not None and made.error is not None and self._is_own_idea:
-            source.drop(self.items)
-            source.retire(f"a worker could not make a batch: {made.error}")
+    def _batch(self, item: Item) -> Any:
+        source, made = self.source, item.made
+        reason = "" if made is None else self._doubt(made)
+        if made is not None and reason:
+            source.drop([item, *self.items])
+            source.retire(reason)
             made = None  # what fails here, too, is told
         if made is None:
             made = self._make(item)
+            if made.changes and not source.reason:
+                source.retire(CHANGES)
         item.made = made
+        if made.error is not None and made.trace:
+            raise made.error from FromWorker(made.trace)
         if made.error is not None:
             raise made.error
-        source.tally.skip(made.bad, source.say)
-        batch = made.batch
-        if self.loader.pin_memory and torch.accelerator.is_available():
-            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
-        return batch
+        source.tally.skip(made.bad)
+        return pinned(made.batch) if self.loader.pin_memory else made.batch
+
+    def _doubt(self, made: Made) -> str:
+        """Why what a worker has made is not used, and it should make no more; empty: it is good."""
+        if self.chains.count:
+            return ""
+        if made.states is not None:
+            return (
+                "samples draw random numbers there, one after the other. Give tz.feed the data set "
+                "instead of a loader, and each sample has a seed of its own"
+            )
+        if made.changes:
+            return CHANGES
+        if made.error is not None and self._is_own_idea:
+            return f"a worker could not make a batch: {made.error}"
+        return ""
 
     @property
     def _is_own_idea(self) -> bool:
@@ -160,15 +189,18 @@ class Passage:
     def _make(self, item: Item) -> Made:
         """In this process; samples with seeds of their own leave its generators alone."""
         source = self.source
-        task = Task(item.indices, epoch=self.number)
+        source.take_back(item)
         item.worker = INLINE
-        if source.recipe.seed is None:
-            return source.inline.make(task)
-        kept = draws.states()
+        task = Task(item.indices, epoch=self.number, shelved=source.larder.shelved(item.indices))
+        kept = draws.states() if source.recipe.seed is not None else None
         try:
-            return source.inline.make(task)
+            with source.inline.watching():
+                made = source.inline.make(task)
         finally:
-            draws.restore(kept)
+            if kept is not None:
+                draws.restore(kept)
+        source.larder.note(made)
+        return made
 
     def _account(self, item: Item, times: tuple[float, float]) -> float:
         """Tells what this batch took; gives the seconds of making it."""
@@ -195,13 +227,27 @@ class Passage:
 
     def _finish(self) -> None:
         source = self.source
-        if source.held is not None:
-            source.held.widen()
+        source.larder.end_epoch()
         recorder = source.recorder()
         if recorder is not None:
             source.tally.end(recorder, self.clock, self.number, self.position)
         if not source.trains() and source.pool is not None:
             source.pool.resize(0)
+
+
+class FromWorker(Exception):
+    """The traceback of a worker, shown as the cause of its error."""
+
+    def __str__(self) -> str:
+        return f"in a worker:\n{self.args[0]}"
+
+
+def pinned(batch: Any) -> Any:
+    """Where a DataLoader would pin it."""
+    there = torch.accelerator.current_accelerator(check_available=True)
+    if there is None or there.type == "mps":
+        return batch
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def size_bytes(batch: Any) -> int:

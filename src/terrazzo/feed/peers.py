@@ -4,7 +4,8 @@ Who holds a sample follows from the seed, the number of the sample and the memor
 every device draws a number for it, and the least one, counted in its memory, wins. When a device is
 lost only its own samples get another place. What comes back carries a mark that only this reader
 can have made of these bytes for this sample; whatever else comes back is not used, and neither is
-who sent it. One that does not answer in time is left alone for a while, and storage is read.
+who sent it. One that does not answer in time is left alone for a while, and storage is read; so it
+is where a peer was slower than storage, which says nothing about what the peer has.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, log
 
-from terrazzo.feed.draws import mix
+from terrazzo.feed.draws import SPAN, mix
 from terrazzo.feed.pantry import (
     ASK,
     GET,
     GONE,
+    HAVE,
     MARK_BYTES,
     MOST_BYTES,
     PUT,
@@ -42,7 +44,8 @@ ALONE_S = 30.0
 SLOWER = 1.25
 """A peer that takes so many times as long as storage is not asked, but for a try now and then."""
 TRY_ONE_IN = 32
-SPAN = float(1 << 63)
+ABSENT = b""
+"""The answer of one that does not have a sample; no sample is empty."""
 
 
 def owner_of(seed: int, index: int, rooms: Sequence[tuple[int, int]]) -> int | None:
@@ -66,16 +69,19 @@ class _Peer:
     s_per_byte: float | None = None
     asked: int = 0
 
+    def took(self, seconds: float, size_bytes: int) -> None:
+        self.s_per_byte = _mixed(self.s_per_byte, seconds / max(size_bytes, 1))
+
 
 @dataclass
 class Peers:
-    """The connections of one worker, and what it knows of them."""
+    """The connections of one process, and what it knows of them."""
 
-    key: bytes
-    """Of the marks; nobody but this reader knows it."""
+    key: bytes = b""
+    """Of the marks; nobody but this reader knows it. Another key is another shelf, too."""
     storage_s_per_byte: float | None = None
-    lies: int = 0
-    """Answers that were not what had been put there."""
+    liars: set[int] = field(default_factory=set)
+    """Devices whose answers were not what had been put there."""
     _peers: dict[Address, _Peer] = field(default_factory=dict)
 
     def saw_storage(self, seconds: float, size_bytes: int) -> None:
@@ -83,44 +89,51 @@ class Peers:
             self.storage_s_per_byte = _mixed(self.storage_s_per_byte, seconds / size_bytes)
 
     def get(self, address: Address, index: int) -> bytes | None:
-        """None: there is no such answer, or storage is faster."""
+        """ABSENT: it does not have it. None: it was not asked, or did not answer."""
         peer = self._peers.setdefault(address, _Peer(address))
         if not self._is_worth_it(peer):
             return None
         try:
             line, began = self._line(peer), time.perf_counter()
             line.settimeout(ANSWER_S)
-            line.sendall(ASK.pack(GET, index))
+            line.sendall(ASK.pack(GET, self._shelf, index))
             until = began + ANSWER_S
             if read(line, 1, until=until) != YES:
-                return None
+                return ABSENT
             size, mark = SIZE.unpack(read(line, SIZE.size, until=until))
             if size > MOST_BYTES:
                 raise OSError(f"{size} bytes are no sample")
             data = bytes(read(line, size, until=until + size / LEAST_BYTES_PER_S))
-            peer.s_per_byte = _mixed(peer.s_per_byte, (time.perf_counter() - began) / max(size, 1))
+            peer.took(time.perf_counter() - began, size)
         except OSError:
             self._leave(peer, ALONE_S)
             return None
         if not hmac.compare_digest(mark, self._mark(index, data)):
-            self.lies += 1
+            self.liars.add(address.device)
             self._leave(peer, inf)
             return None
         return data
 
-    def put(self, address: Address, index: int, data: bytes) -> bool:
+    def put(self, address: Address, index: int, data: bytes) -> bool | None:
+        """False: there is no room for it. None: it was not asked, or did not answer."""
         peer = self._peers.setdefault(address, _Peer(address))
-        if peer.until > time.monotonic() or len(data) > MOST_BYTES:
-            return False
+        if len(data) > MOST_BYTES or not self._is_worth_it(peer):
+            return None
         try:
-            line = self._line(peer)
+            line, began = self._line(peer), time.perf_counter()
+            line.settimeout(ANSWER_S)
+            mark = self._mark(index, data)
+            line.sendall(ASK.pack(PUT, self._shelf, index) + SIZE.pack(len(data), mark))
+            if (answer := exactly(line, 1, or_say=GONE)) != YES:
+                return answer == HAVE
             line.settimeout(ANSWER_S + len(data) / LEAST_BYTES_PER_S)
-            line.sendall(ASK.pack(PUT, index) + SIZE.pack(len(data), self._mark(index, data)))
             line.sendall(data)
-            return exactly(line, 1, or_say=GONE) == YES
+            done = exactly(line, 1, or_say=GONE) == YES
+            peer.took(time.perf_counter() - began, len(data))
         except OSError:
             self._leave(peer, ALONE_S)
-            return False
+            return None
+        return done
 
     def _is_worth_it(self, peer: _Peer) -> bool:
         if peer.until > time.monotonic():
@@ -155,6 +168,11 @@ class Peers:
     def close(self) -> None:
         for peer in self._peers.values():
             self._leave(peer, 0.0)
+
+    @property
+    def _shelf(self) -> int:
+        told = hashlib.blake2b(b"shelf", key=self.key, digest_size=8)
+        return int.from_bytes(told.digest(), "little")
 
     def _mark(self, index: int, data: bytes) -> bytes:
         made = hashlib.blake2b(key=self.key, digest_size=MARK_BYTES)

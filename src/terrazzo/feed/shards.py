@@ -18,6 +18,8 @@ from terrazzo.records.shards import MANIFEST, Member, ShardIndex, Shards
 from terrazzo.records.units import count_text
 
 KEY = "__key__"
+GAP_BYTES = 64 << 10
+"""So much between fields is rather read than skipped."""
 Fields = Mapping[str, Any]
 """Bytes by field, and the sample's key under ``__key__``: as webdataset gives them."""
 
@@ -50,14 +52,19 @@ class ShardSet(Dataset[Any]):
         return self.decode(self.fetch(index))
 
     def fetch(self, index: int) -> Fields:
-        """The bytes of a sample: one read, whatever the number of its fields."""
+        """The bytes of a sample: one read, whatever the number of its fields, unless more lies
+        between them than they have."""
         shard, members = self._members[index]
         begin = min(offset for offset, _, _ in members.values())
         end = max(offset + size for offset, size, _ in members.values())
-        data = self._read(shard, begin, end - begin)
+        is_apart = end - begin > 2 * sum(size for _, size, _ in members.values()) + GAP_BYTES
+        data = b"" if is_apart else self._read(shard, begin, end - begin)
         found: dict[str, Any] = {KEY: self.keys[index]}
         for field, (offset, size, crc) in members.items():
-            piece = data[offset - begin : offset - begin + size]
+            if is_apart:
+                piece = self._read(shard, offset, size)
+            else:
+                piece = data[offset - begin : offset - begin + size]
             if len(piece) != size or (crc >= 0 and zlib.crc32(piece) != crc):
                 raise DataError(
                     f"{self.shards[shard]}: field {field} of sample {self.keys[index]} is damaged "
@@ -68,10 +75,6 @@ class ShardSet(Dataset[Any]):
 
     def decode(self, fields: Fields) -> Any:
         return fields if self.decode_fields is None else self.decode_fields(fields)
-
-    def size_bytes(self, index: int) -> int:
-        """What a sample takes as it is stored."""
-        return sum(size for _, size, _ in self._members[index][1].values())
 
     # ---- files ---------------------------------------------------------------------------
 

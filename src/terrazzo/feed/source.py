@@ -2,19 +2,18 @@
 
 It begins as the loader would, in the training process, and watches how long steps wait. Where that
 is too long, workers make batches ahead, the beginning of the next epoch among them, and a part of
-the samples stays in memory. Whatever could change a number is not done: a data set that draws
-random numbers in the training process goes on there, and one with workers keeps their draws.
+the samples stays in memory, whoever makes the batches. Whatever could change a number is not done:
+a data set that draws random numbers in the training process goes on there, and one with workers
+keeps their draws.
 """
 
 from __future__ import annotations
 
-import secrets
-import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,32 +21,31 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from terrazzo.feed.arbiter import Memory, room_bytes
-from terrazzo.feed.arena import Arena
 from terrazzo.feed.chains import Chains, Item
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.choice import MEASURED, Choice
 from terrazzo.feed.held import Held
+from terrazzo.feed.larder import Larder
 from terrazzo.feed.likeness import likeness
-from terrazzo.feed.maker import Maker, Recipe, Task
+from terrazzo.feed.maker import Maker
 from terrazzo.feed.order import foresee, sight
 from terrazzo.feed.passage import Passage
 from terrazzo.feed.pool import Arrival, Pool
 from terrazzo.feed.seeded import SeededSampler
 from terrazzo.feed.sharing import Offers
 from terrazzo.feed.stages import Clock, Took
-from terrazzo.feed.stays import goes_its_own_way, stays_reason
-from terrazzo.feed.tally import Tally
-from terrazzo.feed.tuner import Change, Limits, Settings, Tuner
-from terrazzo.records.stage import HELD, WAIT
+from terrazzo.feed.stays import copies_reason, goes_its_own_way, stays_reason
+from terrazzo.feed.stock import ANY_BYTES, Stock
+from terrazzo.feed.tally import Tally, say
+from terrazzo.feed.task import Recipe, Task
+from terrazzo.feed.tuner import MOST_WORKERS, Change, Limits, Settings, Tuner
+from terrazzo.records.stage import WAIT
 from terrazzo.runtime.recorder import Recorder
 
-MOST_WORKERS = 8
-MEMORY_EVERY_S = 0.5
-MARGIN_BYTES = 8 << 20
-"""So much more than is missing is given back: what grows will grow on."""
-ANY_BYTES = 1 << 62
 BATCHES_SHARE = 0.25
 """Of the memory that is free, batches ahead may take so much."""
+MOST_WRONG = 2
+"""After so many epochs in a row that began otherwise than foreseen, nothing is foreseen."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,11 @@ class Source:
         recorder: Callable[[], Recorder | None] = lambda: None,
         trains: Callable[[], bool] = lambda: True,
         offers: Offers | None = None,
+        stock: Stock | None = None,
     ) -> None:
-        """``offers``: what memory other devices have for samples."""
+        """``offers``: what memory other devices have for samples; ``stock``: what a net holds."""
         self.loader, self.options = loader, options
-        self.recorder, self.trains, self.offers = recorder, trains, offers
+        self.recorder, self.trains = recorder, trains
         self.epoch = 0
         self.mine: Tensor | None = None
         """Which samples this device has; None: all."""
@@ -89,13 +88,18 @@ class Source:
             collates=loader.batch_sampler is not None,
             skip=options.skip,
             seed=options.seed,
-            key=secrets.token_bytes(32),
+            is_copied=not loader.num_workers,
         )
         self.reason = stays_reason(loader)
         """Why batches stay where the loader makes them; empty: they need not."""
         self.inline = Maker(self.recipe)
         self.pool: Pool | None = None
-        self.held: Held | None = None
+        self.larder = Larder(
+            self.recipe,
+            asked_bytes=options.cache_bytes,
+            offers=offers,
+            stock=Stock() if stock is None else stock,
+        )
         self.tuner = self._tuner()
         self.tally = Tally()
         self.batch_bytes = 0
@@ -105,8 +109,9 @@ class Source:
         self._foreseen: deque[Item] = deque()
         self._foreseen_base = self._foreseen_epoch = 0
         self._foresaw = -1
-        self._checked = 0.0
-        self._is_short = False
+        self._wrong = 0
+        self.is_active = False
+        """Whether an epoch of it is under way."""
 
     def _tuner(self) -> Tuner:
         asked, count = self.options.workers, self.loader.num_workers
@@ -143,6 +148,7 @@ class Source:
     def begin(self, position: int) -> Iterator[Any]:
         """An epoch from there on; what comes before is made, too, for what it may draw."""
         if goes_its_own_way(self.loader) or (self.reason and self.loader.num_workers):
+            self.larder.tell_useless(self.reason or "its loader goes its own way")
             return islice(self._natively(), position, None)
         if self.recipe.seed is None:
             return islice(Passage(self).run(), position, None)
@@ -183,39 +189,46 @@ class Source:
         return self.pool if wanted else None
 
     def _open(self) -> None:
-        arena = None
-        asked = self.options.cache_bytes
-        by_sample = self.recipe.by_sample
-        if asked != 0 and by_sample and hasattr(self.loader.dataset, "__len__"):
-            memory = Memory.here()
-            room = room_bytes(memory, held_bytes=0, asked_bytes=asked)
-            if room > 0:
-                arena = Arena(memory.ceiling_bytes if asked is None else asked)
-                arena.give_back(room)
-                self.held = Held(
-                    arena,
-                    seed=self.options.seed or 0,
-                    samples=len(self.loader.dataset),
-                    device=0 if self.offers is None else self.offers.device,
-                )
-                if self.offers is not None:
-                    self.offers.wait()
-                self.share()
-                weakref.finalize(self, arena.close)
+        self.hold()
+        held = self.held
         self._like = likeness(self.loader.dataset)
-        self.pool = Pool(self.recipe, arena)
+        if held is None:
+            self.pool = Pool(self.recipe, None)
+        else:
+            self.pool = Pool(self.recipe, held.arena, lambda task: held.shelved(task.indices))
         weakref.finalize(self, self.pool.close)
 
-    def share(self) -> None:
-        """Looks who holds samples for this device; some may be gone, or have come."""
-        if self.held is not None and self.offers is not None:
-            self.held.share(self.offers())
+    def rest(self) -> None:
+        """Another source of the same data has begun: workers of this one would only wait."""
+        if self.pool is not None and not self.is_active:
+            self.drop(self._foreseen)
+            self._foreseen.clear()
+            self.pool.resize(0)
+
+    # ---- what is held ----------------------------------------------------------------------
+
+    @property
+    def held(self) -> Held | None:
+        return self.larder.held
+
+    def hold(self) -> None:
+        """From now on samples are held, if they can be, in whichever process they are made."""
+        if self.held is not None or not self.larder.can_be:
+            return
+        held, dataset = self.larder.open(), self.loader.dataset
+        if self.reason and copies_reason((dataset, self.loader.collate_fn)):
+            held.only_encoded()
+        self.inline.hold(held.arena)
+        self._like = likeness(dataset)
+
+    # ---- tickets ---------------------------------------------------------------------------
 
     def give(self, item: Item, chains: Chains, epoch: int) -> None:
         """To a worker, if there are any."""
         pool = self.staff()
         if pool is None:
             return
+        self.take_back(item)
         self._tickets += 1
         item.ticket, item.made, item.is_sure = self._tickets, None, False
         chains.begin(item)
@@ -224,17 +237,7 @@ class Source:
 
     def task(self, item: Item, chains: Chains, epoch: int) -> Task:
         states = chains.states(item)
-        task = Task(item.indices, stream=chains.stream(item), states=states, epoch=epoch)
-        if self.held is None:
-            return task
-        places = self.held.places
-        return replace(
-            task,
-            held={index: places[index] for index in item.indices if index in places},
-            keep=self.held.wanted(item.indices),
-            away=self.held.away(item.indices),
-            give=self.held.to_give(item.indices),
-        )
+        return Task(item.indices, stream=chains.stream(item), states=states, epoch=epoch)
 
     def receive(self, timeout_s: float | None) -> None:
         """Takes over what workers have made, and waits for something if there is nothing."""
@@ -245,44 +248,51 @@ class Source:
 
     def _route(self, arrival: Arrival) -> None:
         item = self._items.pop(arrival.ticket, None)
-        if self.held is not None:
-            self.held.note(arrival.made)
-        if item is not None and item.ticket == arrival.ticket:
-            item.made, item.worker = arrival.made, arrival.worker
-            item.copied_s = arrival.copied_s
+        self.larder.note(arrival.made)
+        if item is None or item.ticket != arrival.ticket:
+            self.tally.waste(arrival.made)
+            return
+        item.made, item.worker = arrival.made, arrival.worker
+        item.copied_s = arrival.copied_s
 
-    def drop(self, items: deque[Item]) -> None:
+    def take_back(self, item: Item) -> None:
+        """What a worker has made or will make of it is not wanted."""
+        if item.ticket is not None:
+            self._items.pop(item.ticket, None)
+        if item.made is not None:
+            self.tally.waste(item.made)
+        item.ticket, item.made = None, None
+
+    def drop(self, items: Iterable[Item]) -> None:
         """Nobody wants them any more."""
         for item in items:
-            if item.ticket is not None:
-                self._items.pop(item.ticket, None)
-                item.ticket, item.made = None, None
+            self.take_back(item)
 
     def retire(self, reason: str) -> None:
-        """From now on batches are made in the training process."""
+        """From now on batches are made in the training process; files may still be held there."""
+        is_new = self.pool is not None or self.tuner.limits.workers > 0
         self.reason = reason
         self.tuner = self._tuner()
         if self.pool is not None:
             self.pool.resize(0)
             self.pool.clear()
         if self.held is not None:
-            self.held.arena.give_back(0)
-            self.held = None
+            self.held.only_encoded()
         self._items.clear()
         self._foreseen.clear()
-        self.say(f"batches are made in the training process: {reason}")
+        if is_new:
+            say(f"batches are made in the training process: {reason}")
 
     def renew(self) -> None:
-        """The data set has changed: nothing that was made or is held of it counts."""
+        """The data set has changed: nothing that was made of it counts."""
         self._items.clear()
         self._foreseen.clear()
-        if self.held is not None:
-            self.held.forget()
+        self.larder.renew()
         if self.pool is not None:
             self.pool.clear()
 
     def has_changed(self) -> bool:
-        if self.pool is None:
+        if self.reason or (self.pool is None and self.held is None):
             return False
         now = likeness(self.loader.dataset)
         before, self._like = self._like, now
@@ -292,7 +302,7 @@ class Source:
 
     def prefetch_next(self, room: int) -> None:
         """Makes the first batches of the next epoch, if it will draw what it would draw now."""
-        if not self.trains():
+        if not self.trains() or self._wrong >= MOST_WRONG:
             return
         if self._foresaw != self.epoch:
             self._foresaw = self.epoch
@@ -315,42 +325,22 @@ class Source:
         first = self._foreseen.popleft()
         is_right = base == self._foreseen_base if streams else epoch == self._foreseen_epoch
         if first.indices == indices and is_right:
+            self._wrong = 0
             return first
-        self.drop(deque([first]))
-        self.drop(self._foreseen)
+        self._wrong += 1
+        self.drop([first, *self._foreseen])
         self._foreseen.clear()
         return None
 
     # ---- memory, and what was done ---------------------------------------------------------
 
-    def mind_memory(self) -> None:
-        """Gives memory back before the next step needs it."""
-        now = time.monotonic()
-        if self.held is None or now - self._checked < MEMORY_EVERY_S:
-            return
-        self._checked = now
-        self.share()
-        held = self.held
-        room = room_bytes(
-            Memory.here(), held_bytes=held.held_bytes, asked_bytes=self.options.cache_bytes
-        )
-        if room < held.held_bytes:
-            held.give_back(max(room - MARGIN_BYTES, 0))
-            recorder = self.recorder()
-            if recorder is not None:
-                recorder.note(HELD, held_bytes=float(held.held_bytes))
-            if not self._is_short:
-                self.say("memory is short: held samples are given back as the model needs it")
-            self._is_short = True
-        elif room > held.arena.limit_bytes:
-            held.arena.allow(room)
-
     def bound(self) -> None:
         """Lets the tuner try only what memory is there for."""
         if self.pool is None or self.options.workers is not None:
             return
-        held = 0 if self.held is None else self.held.held_bytes
-        free = room_bytes(Memory.here(), held_bytes=held, asked_bytes=ANY_BYTES)
+        free = room_bytes(
+            Memory.here(), held_bytes=self.larder.stock.held_bytes, asked_bytes=ANY_BYTES
+        )
         now, each = self.tuner.settings, self.pool.worker_bytes + 2 * self.batch_bytes
         most = min(self.tuner.limits.workers, self.pool.workers + free // max(each, 1))
         farther = int(BATCHES_SHARE * free) // max(self.batch_bytes, 1)
@@ -365,7 +355,11 @@ class Source:
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
         if not self.tuner.is_trying:
-            self.say(self.tally.sentence(self.tuner, self.held, change))
+            say(self.tally.sentence(self.tuner, self.held, change))
 
-    def say(self, text: str) -> None:
-        print(f"terrazzo: feed: {text}", file=sys.stderr, flush=True)
+    def tell_late(self, waited_s: float) -> None:
+        """A worker may hang: in a lock that was copied with it, or on storage that is gone."""
+        at = [] if self.pool is None else self.pool.at
+        where = ", ".join(f"worker {worker} is at sample {sample}" for worker, sample in at)
+        name = type(self.loader.dataset).__name__
+        say(f"training has waited {waited_s:.0f} s for a batch of {name}: {where}")

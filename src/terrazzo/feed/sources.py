@@ -16,12 +16,12 @@ from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.choice import EACH, MEASURED, READER
 from terrazzo.feed.parts import part_of
-from terrazzo.feed.process import CAN_FORK
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
-from terrazzo.feed.sharing import Offer, Offers, tell
+from terrazzo.feed.sharing import Offer, Offers
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stages import Clock, Took
+from terrazzo.feed.stock import Stock
 from terrazzo.records.stage import WAIT
 from terrazzo.records.units import parse_bytes
 from terrazzo.runtime.net import Net
@@ -149,7 +149,13 @@ def source_of(
             reads, options = arranged, replace(options, workers=0, cache_bytes=0)
     is_shared = options.cache_bytes and net.links.devices > 1 and mine is None
     offers = Offers(net) if is_shared else None
-    source = Source(reads, options, recorder=recorder, trains=lambda: net.training, offers=offers)
+    source = Source(
+        reads, options, recorder=recorder, trains=lambda: net.training, offers=offers,
+        stock=net.__dict__.setdefault("_stock", Stock()),
+    )  # fmt: skip
+    for _, other, *_ in known.values():
+        if isinstance(other, Source) and other.loader.dataset is reads.dataset:
+            other.rest()
     known[asked] = (weakref.ref(loader), source, sampler, collate)
     loaders = [key for key, row in known.items() if isinstance(row[0](), DataLoader)]
     for key in loaders[:-MOST_LOADERS]:  # of a script that makes one for each epoch
@@ -175,16 +181,10 @@ def all_of(source: Source | Plain) -> Source | Plain:
     return source
 
 
-def offer_of(net: Net, cache: str | int | None) -> Offer | None:
-    """What a device that does not read holds for the one that does, if it was asked to."""
-    if "_offer" in net.__dict__:
-        known: Offer | None = net.__dict__["_offer"]
-        return known
-    net.__dict__["_offer"] = None
-    if not cache or not CAN_FORK:
-        tell(net, None)
-        return None
-    found = net.__dict__["_offer"] = Offer(net, parse_bytes(cache))
+def offer_of(net: Net, cache: str | int | None) -> Offer:
+    """What a device that does not read holds for the one that does, if any feed asks it to."""
+    found: Offer = net.__dict__.setdefault("_offer", Offer(net))
+    found.ask(parse_bytes(cache) if cache else 0)
     return found
 
 

@@ -24,13 +24,14 @@ from terrazzo.errors import DataError, RunError, UsageError
 from terrazzo.feed import draws
 from terrazzo.feed.batch import describe
 from terrazzo.feed.choice import EACH, READER, Choice, chosen, is_worth_trying, slowest_s
-from terrazzo.feed.maker import Task
 from terrazzo.feed.parts import heard, is_by_row, told
 from terrazzo.feed.rota import Order, Rota, Rows
 from terrazzo.feed.rows import Form, Piece, gathered, taken_apart
 from terrazzo.feed.seeded import SeededSampler, order_of
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain
+from terrazzo.feed.tally import say
+from terrazzo.feed.task import Task
 from terrazzo.geometry import Box
 from terrazzo.records.units import seconds_text
 from terrazzo.runtime.net import Net
@@ -101,7 +102,7 @@ class Spread:
             return STAYS if self.rota is None else PART if self.has_part else GOES_ON
         if self.has_part:
             return PART
-        could = self.source is not None and self.source.offers is None
+        could = self.source is not None and self.source.larder.offers is None
         return COULD if could and self.source and self.source.reading != READER else NOTHING
 
     def arrange(self, stands: Sequence[float], epoch: int | None, reader: int) -> None:
@@ -199,7 +200,7 @@ class Spread:
         if found is not None:
             if found == EACH and self.links.device == 0:
                 each, one = (seconds_text(slowest_s(tolds, way)) for way in (EACH, READER))
-                self.source.say(
+                say(
                     f"each device reads what it needs itself: steps of {each}, where one reads for "
                     f"all {one}"
                 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from terrazzo.feed.cores import allowed_cores
 from terrazzo.feed.held import Held
-from terrazzo.feed.maker import Made
 from terrazzo.feed.stages import Clock
+from terrazzo.feed.task import Made
 from terrazzo.feed.tuner import Change, Mean, Tuner, describe
-from terrazzo.records.machine import Machine
 from terrazzo.records.stage import EPOCH, FETCH, TUNED
 from terrazzo.records.units import bytes_text, seconds_text
 from terrazzo.runtime.recorder import Recorder
@@ -24,7 +25,7 @@ class Tally:
     def __init__(self) -> None:
         self.epoch = Counter[str]()
         self.skipped = 0
-        self._cores = float(Machine.here().cores)
+        self._cores = allowed_cores()
 
     def add(self, made: Made) -> None:
         fetched = next((took for took in made.took if took.stage == FETCH), None)
@@ -36,7 +37,11 @@ class Tally:
                 peer=fetched.peer,
             )
 
-    def skip(self, bad: Sequence[str], say: Callable[[str], None]) -> None:
+    def waste(self, made: Made) -> None:
+        """It was made for nobody, but what it read was read."""
+        self.epoch["read_bytes"] += sum(took.bytes for took in made.took)
+
+    def skip(self, bad: Sequence[str]) -> None:
         """Bad samples that were left out, as the user asked for."""
         for text in bad:
             self.skipped += 1
@@ -79,3 +84,7 @@ class Tally:
 
 def _told(mean: Mean) -> str:
     return f"{seconds_text(mean.step_s)}, {mean.wait_s / mean.step_s:.1%} of it waiting"
+
+
+def say(text: str) -> None:
+    print(f"terrazzo: feed: {text}", file=sys.stderr, flush=True)

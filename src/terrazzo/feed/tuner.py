@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median
 
+MOST_WORKERS = 8
+"""More are not tried unless a user says so."""
 ENOUGH = 0.02
 """A smaller share of a step spent waiting is left alone."""
 GAIN = 0.015

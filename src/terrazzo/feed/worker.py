@@ -6,6 +6,7 @@ import mmap
 import os
 import pickle
 import struct
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,9 +14,8 @@ import torch
 
 from terrazzo.errors import DataError
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.files import watched
-from terrazzo.feed.maker import Made, Maker, Recipe, make_drawn
-from terrazzo.feed.process import die_with_parent
+from terrazzo.feed.maker import Maker, make_drawn
+from terrazzo.feed.task import Made, Recipe
 from terrazzo.feed.trays import Trays
 
 NOTE = struct.Struct("<q")
@@ -46,15 +46,10 @@ def work(
     number: int,
 ) -> None:
     """Takes (ticket, tray, task) from the line and answers (ticket, made); None ends it."""
-    die_with_parent()
     torch.set_num_threads(1)
     maker = Maker(recipe, arena, watch=recipe.by_sample)
     maker.at = lambda index: board.write(number, index)
-    assert maker.files is not None or not recipe.by_sample
-    if maker.files is None:
-        _answer(line, maker, trays)
-        return
-    with watched(maker.files):
+    with maker.watching():
         _answer(line, maker, trays)
 
 
@@ -69,6 +64,7 @@ def _answer(line: Connection, maker: Maker, trays: Trays) -> None:
         ticket, tray, task = asked
         made = make_drawn(maker, task)
         if made.error is not None:
+            made.trace = "".join(traceback.format_exception(made.error.__cause__ or made.error))
             made.error = _portable(made.error)
         maker.at(NOBODY)
         try:

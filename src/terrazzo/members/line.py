@@ -9,6 +9,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from typing import Any
 
 HEAD = struct.Struct("<I")
@@ -24,13 +25,21 @@ class LineError(OSError):
 
 
 def exactly(connection: socket.socket, count: int, *, or_say: str) -> bytes:
-    """So many bytes of a connection that is waited for; OSError where it ends before."""
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise OSError(or_say)
-        data += part
+    """So many bytes of a connection that is waited for; OSError where it ends before.
+
+    The timeout of the connection is for all of them: they may come one by one.
+    """
+    limit_s, began, data = connection.gettimeout(), time.monotonic(), b""
+    try:
+        while len(data) < count:
+            if limit_s is not None and data:
+                connection.settimeout(max(began + limit_s - time.monotonic(), 1e-3))
+            part = connection.recv(count - len(data))
+            if not part:
+                raise OSError(or_say)
+            data += part
+    finally:
+        connection.settimeout(limit_s)
     return data
 
 
