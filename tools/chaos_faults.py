@@ -1,11 +1,15 @@
-"""What happens to a device in a round of chaos, from inside of it: where, and what."""
+"""What happens to a device in a round of chaos: where, what, and for how long.
+
+A strike waits inside the device for the n-th use of a method. Some then happen from inside; in the
+lab the device stops there and asks for what can only be done from outside: its power, its cable,
+its memory.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,81 +18,140 @@ from typing import Any
 from strike import strike
 
 PLACES = {
-    "batch": ("links", "broadcast_bytes", 1, 20),
-    "forward": ("links", "depart", 1, 40),
+    "start": ("links", "gather", 1, 4),
+    "batch": ("links", "broadcast_bytes", 1, 16),
+    "forward": ("links", "depart", 1, 24),
     "notes": ("links", "gather", 1, 90),
-    "backward": ("links", "sum_later", 1, 12),
-    "commit": ("control", "finish", 1, 40),
-    "optimiser": ("optimizer", "step", 1, 10),
+    "backward": ("calls", "_open_backward", 1, 12),
+    "commit": ("control", "finish", 1, 36),
+    "optimiser": ("optimizer", "step", 1, 6),
     "validation": ("net", "eval", 1, 3),
     "checkpoint": ("shelf", "_write", 1, 3),
     "copy": ("spares", "keep", 1, 5),
+    "change": ("net", "change_plan", 1, 9),
     "recovery": ("control", "next_view", 1, 1),
     "return": ("spares", "restore", 1, 1),
+    "joining": ("run", "give", 1, 1),
 }
 """Whose method is struck, and how often it may have been used before."""
+INSIDE_OF = {"validation": 5, "change": 9, "backward": 7}
+"""Struck at one of so many messages that follow, not at the call itself."""
 ONLY_CUT = ("copy", "return")
-ONLY_SECOND = ("recovery", "return")
 LOST = ("kill", "pause", "hang", "cut", "fill")
-"""After these the others go on without the device."""
-RESUME_S, CLOCK_S = 30.0, 1e6
+"""After these the others may go on without the device."""
+ONLY_AFTER = {"recovery": (*LOST, "break"), "return": LOST, "joining": ("kill", "fill")}
+"""Places that there are only when something else has happened to another device."""
+OUTSIDE = ("kill", "pause", "cut", "slow", "fill")
+"""What is done to a device from outside, in the lab."""
+ASKED_S = 30.0
+"""So long a device waits for what it asks for: then whoever does it is broken."""
+CLOCK_S, MORE_BYTES = 1e6, 64 << 20
+NOW_S = time.time
+"""The clock that strikes and steps are noted by, which no jump changes."""
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens to which device: inside, at the n-th use of a method, or after some seconds."""
+    """What happens to which device, at the n-th use of a method; ``lasts_s``: until it ends."""
 
     kind: str
     device: int
     place: str = ""
     at: int = 0
-    after_s: float = 0.0
+    lasts_s: float = 0.0
+
+    def __str__(self) -> str:
+        lasting = f" for {self.lasts_s:g} s" if self.lasts_s else ""
+        return f"{self.kind} {self.device} {self.place} {self.at}{lasting}"
 
 
-def strike_from_inside(one: Strike, targets: dict[str, Any], folder: Path) -> None:
-    """Lets what is meant for this device happen at its place; leaves a mark that it did."""
+def asked(folder: Path, device: int) -> Path:
+    """Left by a device that waits to be struck from outside."""
+    return folder / f"{device}.asks"
+
+
+def mark(folder: Path, device: int) -> Path:
+    """Left by whoever struck it, with the time."""
+    return folder / f"{device}.struck"
+
+
+def note(folder: Path, device: int, when_s: float) -> None:
+    beside = folder / f"{device}.strikes"
+    beside.write_text(repr(when_s), encoding="ascii")
+    beside.rename(mark(folder, device))
+
+
+def lie_in_wait(one: Strike, targets: dict[str, Any], folder: Path, *, in_lab: bool) -> None:
+    """Lets what is meant for this device happen at its place."""
 
     def act() -> None:
-        (folder / f"{one.device}.struck").touch()
-        KINDS[one.kind](targets, folder / "checkpoints" / str(one.device))
+        if in_lab and one.kind in OUTSIDE:
+            _ask(folder, one.device)
+            if one.kind == "fill":
+                bytearray(b"x") * MORE_BYTES  # its memory is full now
+            return
+        note(folder, one.device, NOW_S())
+        KINDS[one.kind](one, targets, folder / "checkpoints" / str(one.device))
 
     whose, method, *_ = PLACES[one.place]
-    if one.place == "validation":  # somewhere inside of it
-        later = partial(strike, targets["links"], "gather", act, at=1 + one.at * 2 % 5)
-        strike(targets["net"], "eval", later, at=one.at)
-    elif targets[whose] is not None:
-        strike(targets[whose], method, act, at=one.at)
+    target = targets.get(whose)
+    if target is None:
+        return
+    if one.place in INSIDE_OF:
+        after = 1 + one.at * 2 % INSIDE_OF[one.place]
+        later = partial(strike, targets["links"], "gather", act, at=after)
+        strike(target, method, later, at=1 if one.place == "change" else one.at)
+    else:
+        strike(target, method, act, at=one.at)
 
 
-def _kill(targets: dict[str, Any], folder: Path) -> None:
+def _ask(folder: Path, device: int) -> None:
+    asked(folder, device).touch()
+    end_s = time.monotonic() + ASKED_S
+    while not mark(folder, device).exists():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"nobody struck device {device} within {ASKED_S:g} s")
+        time.sleep(0.002)
+
+
+def _kill(one: Strike, targets: dict[str, Any], folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _pause(targets: dict[str, Any], folder: Path) -> None:
+def _pause(one: Strike, targets: dict[str, Any], folder: Path) -> None:
     me = os.getpid()
     if os.fork() == 0:  # somebody must wake it up
-        time.sleep(RESUME_S)
+        time.sleep(one.lasts_s)
         os.kill(me, signal.SIGCONT)
         os._exit(0)
     os.kill(me, signal.SIGSTOP)
 
 
-def _hang(targets: dict[str, Any], folder: Path) -> None:
+def _hang(one: Strike, targets: dict[str, Any], folder: Path) -> None:
     time.sleep(3600)
 
 
-def _break(targets: dict[str, Any], folder: Path) -> None:
+def _break(one: Strike, targets: dict[str, Any], folder: Path) -> None:
     """Its connections break, and it can make new ones."""
     targets["links"].hang_up()
 
 
-def _clock(targets: dict[str, Any], folder: Path) -> None:
-    """The time of day jumps, as when a board without a clock has found a time server."""
-    usual: Callable[[], float] = time.time
-    time.time = lambda: usual() + CLOCK_S
+def _clock(one: Strike, targets: dict[str, Any], folder: Path) -> None:
+    """The time of day jumps, as when a board without a clock has found a time server.
+
+    For what is written in Python, in this process alone: the clock of the machine is everybody's.
+    """
+    real_s, real_ns, real = time.time, time.time_ns, time.clock_gettime
+
+    def shifted(clock: int) -> float:
+        return real(clock) + (CLOCK_S if clock == time.CLOCK_REALTIME else 0.0)
+
+    time.time = lambda: real_s() + CLOCK_S
+    time.time_ns = lambda: real_ns() + int(CLOCK_S * 1e9)
+    time.clock_gettime = shifted
 
 
-def _disk(targets: dict[str, Any], folder: Path) -> None:
+def _disk(one: Strike, targets: dict[str, Any], folder: Path) -> None:
     """Nothing fits any more where its checkpoints are."""
     with (folder / "stranger").open("wb", buffering=0) as file:
         try:

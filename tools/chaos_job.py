@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+import random
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from chaos_case import Case, Recipe
+from chaos_faults import NOW_S, lie_in_wait
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, SAMPLES, EVERY = 3, 14, 3
 SHAPE = (4, 3, 31, 27)
-State = dict[str, Tensor]
+SMOOTH = 0.8
 
 
 def model() -> nn.Module:
@@ -37,101 +39,159 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(pictures, labels), batch_size=4, shuffle=True, generator=own)
 
 
+class Average:
+    """An average of the weights, which are whole in the state of a net."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = net
+        self._values: dict[str, Tensor] = {}
+
+    def update(self) -> None:
+        for name, tensor in self._net.state_dict().items():
+            new = tensor.detach().double()
+            old = self._values.get(name, new)
+            self._values[name] = SMOOTH * old + (1 - SMOOTH) * new
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self._values)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._values = dict(state)
+
+
 class Job:
     """One training, struck or not."""
 
-    def __init__(self, *, layout: str = "auto", folder: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, *, shelf: Path, every: int = EVERY) -> None:
         import terrazzo as tz
 
-        example = (torch.zeros(SHAPE, dtype=torch.float64),)
-        self.net = net = tz.parallelize(model(), example, layout=layout, seed=7)
-        self.me = net.links.device
+        self.recipe, self.example = recipe, (torch.zeros(SHAPE, dtype=torch.float64),)
+        self.net = net = tz.parallelize(model(), self.example, layout=recipe.layout, seed=7)
         self.optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
-        saving: dict[str, Any] = {}
-        if folder is not None:
-            where = folder / "checkpoints" / str(self.me)
-            saving = {"every": EVERY, "copies": 99, "checkpoints": where}
+        self.average = Average(net) if recipe.average else None
+        parts = {} if self.average is None else {"average": self.average}
         self.run = tz.Run(
             net, self.optimizer, self.scheduler, loader=loader(), neighbours=2, spare_every=3,
-            **saving,
+            every=every, copies=99, checkpoints=shelf, **parts,
         )  # fmt: skip
-        self.states: dict[int, State] = {}
-        """After every step, where they are wanted."""
+        random.seed(3)
 
-    def strike(self, told: str, folder: Path) -> None:
-        from chaos_faults import Strike, strike_from_inside
+    @property
+    def targets(self) -> dict[str, Any]:
+        """Whose methods are struck."""
+        from terrazzo.runtime.call import Call
 
         links, scribe = self.net.links, self.run.scribe
-        targets = {
+        return {
             "links": links, "control": links.control, "optimizer": self.optimizer, "net": self.net,
-            "spares": self.run.spares, "shelf": scribe and scribe.shelf,
+            "spares": self.run.spares, "shelf": scribe and scribe.shelf, "run": self.run,
+            "calls": Call,
         }  # fmt: skip
-        for row in json.loads(told):
-            if row["device"] == self.me and row["place"]:
-                strike_from_inside(Strike(**row), targets, folder)
 
-    def train(self, *, pause_s: float = 0.0, begun: Any = None, keep: bool = False) -> None:
-        net = self.net
+    def train(
+        self, *, begun: Callable[[], None] | None = None, done: Callable[[], None] | None = None
+    ) -> None:
         for _ in self.run.epochs(EPOCHS):
             for x, y in self.run.feed():
                 if begun is not None:
                     begun()
                     begun = None
-                loss = F.cross_entropy(net(x.double() / 255 - 0.5), y)
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                self.scheduler.step()
-                if keep:
-                    self.states[self.run.steps + 1] = self.state()
-                time.sleep(pause_s)
-            net.eval()
-            with torch.no_grad():
-                net(torch.zeros(2, *SHAPE[1:], dtype=torch.float64))
-            net.train()
+                self._step(x, y)
+                if done is not None:
+                    done()
+                if self.run.steps + 1 == self.recipe.change:
+                    self._change()
+                time.sleep(self.recipe.pause_s)
+            self._validate()
         if self.run.scribe is not None:
             self.run.scribe.finish()
 
-    def state(self) -> State:
-        return {name: t.detach().clone().contiguous() for name, t in self.net.state_dict().items()}
+    def _step(self, x: Any, y: Tensor) -> None:
+        net, recipe = self.net, self.recipe
+        weight = (0.5 + random.random()) / recipe.accumulate  # drawn by the loop, as mixup does
+        (weight * F.cross_entropy(net(x.double() / 255 - 0.5), y)).backward()
+        if (self.run.steps + 1) % recipe.accumulate:
+            return
+        if recipe.clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        if self.average is not None:
+            self.average.update()
+
+    def _change(self) -> None:
+        import terrazzo as tz
+        from terrazzo.errors import TerrazzoError
+
+        links = self.net.links
+        while True:
+            layout, members = self.recipe.change_to, links.members
+            if layout == "uneven":
+                layout = "channels:" + ",".join(["2", *"1" * (len(members) - 1)])
+            try:
+                plan = tz.plan(self.net, self.example, layout=layout)
+            except TerrazzoError:
+                if links.members != members:  # it was for those who were here before
+                    continue
+                raise
+            self.net.change_plan(plan, self.optimizer)
+            return
+
+    def _validate(self) -> None:
+        self.net.eval()
+        with torch.no_grad():
+            self.net(torch.zeros(2, *SHAPE[1:], dtype=torch.float64))
+        self.net.train()
+
+    def state(self) -> dict[str, Tensor]:
+        found = dict(self.net.state_dict())
+        if self.average is not None:
+            found |= {f"average {name}": t for name, t in self.average.state_dict().items()}
+        return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
 
 
-def undisturbed() -> dict[int, State]:
-    """The weights after every step, on one device."""
-    job = Job()
-    job.train(keep=True)
-    return job.states
+def undisturbed(told: str, shelf: Path) -> None:
+    """The same on one device: what there is after every step, as checkpoints."""
+    torch.set_num_threads(1)
+    job = Job(Case.from_json(told).recipe.numbers, shelf=shelf, every=1)
+    assert job.run.scribe is not None
+    job.run.scribe.shelf.kept = 10**6
+    job.train()
 
 
-def live(out: Path, told: str, layout: str) -> None:
+def live(told: str, out: Path, *, in_lab: bool, silent_s: float, timeout_s: float) -> None:
     """One device of a round."""
     import terrazzo as tz
+    from terrazzo.members import health
+    from terrazzo.runtime.links import connect
 
     torch.set_num_threads(1)
-    tz.init(timeout_s=40)
-    job = Job(layout=layout, folder=out)
+    health.LEAST_SILENT_S = silent_s
+    health.MOST_SILENT_S = max(silent_s, health.MOST_SILENT_S)
+    case, me = Case.from_json(told), int(os.environ["RANK"])
+    tz.init(timeout_s=timeout_s, reader=case.recipe.reader)
+    links = connect()
+    is_new = links.later is not None
+    mine = [] if is_new else [one for one in case.strikes if one.device == me]
+    for one in mine:
+        if one.place == "start":
+            lie_in_wait(one, {"links": links}, out, in_lab=in_lab)
+    job = Job(case.recipe, shelf=out / "checkpoints" / str(me))
+    steps = (out / f"{me}.steps").open("a", buffering=1, encoding="ascii")
 
     def begun() -> None:  # the first batch is here, and with it the first copy of cut weights
-        job.strike(told, out)
-        (out / f"{job.me}.begun").touch()
+        if is_new:
+            (out / f"{me}.joined").touch()
+        for one in mine:
+            if one.place != "start":
+                lie_in_wait(one, job.targets, out, in_lab=in_lab)
 
-    job.train(pause_s=0.0 if json.loads(told) else 0.4, begun=begun)
-    save_file(job.state(), out / f"{job.me}.safetensors.part")
-    (out / f"{job.me}.safetensors.part").rename(out / f"{job.me}.safetensors")
+    def done() -> None:
+        steps.write(f"{job.run.steps + 1} {links.epoch} {NOW_S()!r}\n")
 
-
-def forked(environment: dict[str, str], out: Path, told: str, layout: str) -> None:
-    """The same in a process that was forked: with an environment and an output of its own."""
-    os.environ.update(environment)
-    log = os.open(out / f"{environment['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    from terrazzo.members import health
-
-    health.LEAST_SILENT_S = 10.0  # here all devices share a few cores, and may have to wait
-    live(out, told, layout)
-
-
-if __name__ == "__main__":
-    live(Path(sys.argv[1]), os.environ["CHAOS"], os.environ["CHAOS_LAYOUT"])
+    job.train(begun=begun, done=done)
+    state, beside = job.state(), out / f"{me}.safetensors.part"
+    save_file(state, beside)
+    beside.rename(out / f"{me}.safetensors")

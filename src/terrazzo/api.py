@@ -149,10 +149,10 @@ def plan(
     is planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
     """
     if isinstance(model, Net):  # whose weights may live in parts
-        graph = model.prepare(_checked(example)).graph
+        graph = together(model.links, lambda: model.prepare(_checked(example)).graph)
+        count = devices or model.links.devices
     else:
-        graph = export(model, _checked(example)).graph
-    count = devices or _devices()
+        graph, count = export(model, _checked(example)).graph, devices or _devices()
     delivered = delivered_bytes(delivery)
     wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     return informed(wishes, profile, graph=graph, devices=count).plan(graph, count)

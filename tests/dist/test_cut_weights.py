@@ -182,6 +182,8 @@ def refusals(layout: str) -> list[str]:
         lambda: weight[0],
         lambda: torch._foreach_max([weight]),
         lambda: torch.ones(8, 3, 3, 3).double().lerp_(weight, 0.5),
+        lambda: torch._foreach_lerp_([torch.ones(8, 3, 3, 3).double()], [weight], 0.5),
+        lambda: torch._foreach_add_([weight.detach()], [torch.ones(1, 3, 3, 3).double()]),
         lambda: torch.save(net[0].weight, io.BytesIO()),
         lambda: copy.deepcopy(net[0]),
         lambda: torch.save({"w": weight.detach()}, io.BytesIO()),

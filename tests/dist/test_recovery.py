@@ -112,8 +112,10 @@ def alarmed_behind_the_last_operator(device: int, number: int) -> Found:
 
 
 @pytest.mark.parametrize("number", [3, 4], ids=["forward", "backward"])
-def test_buffers_count_a_batch_once(number: int) -> None:
-    agreed(fates(3, alarmed_behind_the_last_operator, 1, number), (0, 2))
+def test_buffers_and_numbers_count_a_batch_once(number: int) -> None:
+    found = fates(3, alarmed_behind_the_last_operator, 1, number)
+    agreed(found, (0, 2))
+    assert found[0].what["calls"] == (STEPS, STEPS)
 
 
 @pytest.mark.parametrize("number", [3, 4], ids=["after-forward", "after-backward"])
@@ -328,7 +330,7 @@ def test_a_device_killed_in_parallelize(device: int, method: str, at: int, plan:
 
 
 def together(device: int) -> Found:
-    """Dies while all agree on a number, compare weights, and change plans."""
+    """Dies while all agree on a number, compare weights, make a plan, and change plans."""
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -339,6 +341,9 @@ def together(device: int) -> Found:
     if links.members[links.device] == 4:
         strike(links, "gather", die, at=2)
     net.align()
+    if links.members[links.device] == 5:
+        strike(links, "gather", die, at=1)
+    tz.plan(net, (X,), layout="whole")
 
     def change(step: int) -> None:
         if step == 2:
@@ -351,6 +356,6 @@ def together(device: int) -> Found:
 
 
 def test_devices_killed_while_all_agree_align_and_change_plans() -> None:
-    found = fates(5, together, 1)
+    found = fates(6, together, 1)
     agreed(found, (0, 2))
     assert [fate.what["seen"] for fate in found if fate.kind == "done"] == [[7.5], [7.5]]

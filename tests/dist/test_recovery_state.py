@@ -182,6 +182,40 @@ def test_what_the_loop_draws_goes_on_where_devices_come_and_go(tmp_path: Path) -
     assert old["head"] == new["head"] and old["feeds"] == new["feeds"] == 2
 
 
+def ending(when: str) -> dict[str, Any]:
+    """The one that reads is lost where an epoch ends: at its last batch, or before the next one."""
+    tz.init(recover=True)
+    random.seed(7)
+    net = tz.parallelize(cnn(bias=False), (X,))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    run = tz.Run(net, optimizer, loader=loader())
+    links, drawn, known = net.links, [], []
+    for epoch in run.epochs(2):
+        for x, y in run.feed():
+            drawn.append(random.random())
+            known.append(run._feed.where()["chance"] is not None)
+            loss = F.cross_entropy(net(x.double() / 255), y) * drawn[-1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if when == "last" and run.steps == 5 and links.members[links.device] == 0:
+                die()
+        if when == "between" and epoch == 0 and links.members[links.device] == 0:
+            die()
+    return {"drawn": drawn, "known": known}
+
+
+@pytest.mark.parametrize("when", ["last", "between"])
+def test_the_reader_is_lost_where_an_epoch_ends(when: str) -> None:
+    found = fates(3, ending, when)
+    assert [fate.kind for fate in found] == ["gone", "done", "done"], found
+    random.seed(7)
+    wanted = [random.random() for _ in range(12)]
+    for fate in found[1:]:
+        assert fate.what["drawn"] == wanted
+        assert all(fate.what["known"]), "a checkpoint would not know the order of the data"
+
+
 @pytest.mark.parametrize("size", [4, 64], ids=["small", "large"])
 def test_an_output_that_was_changed_is_not_given_to_others(size: int) -> None:
     net = tz.parallelize(nn.Conv2d(3, 4, 1).double(), (torch.zeros(2, 3, size, size).double(),))

@@ -28,6 +28,7 @@ from terrazzo.meters.sampler import Sampler
 from terrazzo.power.benches import Spent
 from terrazzo.power.selector import ENERGY, TIME, Goal
 from terrazzo.power.simulated import rigged
+from terrazzo.records.devicepower import load_modes
 from terrazzo.records.modes import Mode, ModeTable
 from terrazzo.report.screen import Screen
 
@@ -56,6 +57,8 @@ def test_a_simulated_board_says_that_it_is_one(capsys):
     table = ModeTable.load(Path("rows.csv"))
     assert len(table.rows) >= 6 and table.is_simulated
     assert any(row.power_doubt != table.rows[0].power_doubt for row in table.rows)
+    (plannable,) = load_modes(["rows.csv"], ["pi-0"])
+    assert all(mode.title.endswith("(simulated)") for mode in plannable)
     assert main(["power", "tune", "--from", "rows.csv", "--objective", "time"]) == 0
     text = words(capsys)
     assert "SIMULATED" in text and "simulated modes" in text and "measured modes;" not in text
@@ -76,6 +79,17 @@ net = tz.parallelize(model, (x,))
 end = time.time() + 200
 while time.time() < end and not Path("page.html").exists():
     net(x).square().mean().backward()
+    time.sleep(0.01)
+
+def knobs():
+    files = sorted(Path("board/sys/devices/system/cpu").rglob("*"))
+    return [file.read_text() for file in files if file.name in ("online", "scaling_max_freq")]
+
+net.eval()
+time.sleep(0.5)
+chosen = knobs()
+while time.time() < end and knobs() == chosen:  # until evaluation is measured in the next mode
+    net(x)
     time.sleep(0.01)
 """
 
@@ -118,8 +132,9 @@ def test_a_real_training_is_tuned_and_the_device_put_back(tmp_path, capsys, monk
     assert "Training goes on in this mode" in text
     assert "The device is as it was before" in text
     rows = ModeTable.load(Path("rows.csv")).rows
-    assert len(rows) >= 5 and all(row.step_s > 0.01 for row in rows)
+    assert len(rows) >= 6 and all(row.step_s > 0.01 for row in rows)
     assert all(5 <= row.power_w < 5.2 for row in rows)
+    assert {row.phase for row in rows} == {"compute", "evaluation"}
     assert {p: p.read_text().strip() for p in before} == before
     assert not (rig.root / "state.json").exists()
 

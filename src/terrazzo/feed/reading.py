@@ -42,6 +42,8 @@ class Reading:
         own = drawn_from(None)
         if self.chance is not None:
             self.source.draw_as(self.chance)
+        elif self.tells and position == 0 and not self.live:  # the one before had not begun
+            self.chance = self.source.chance()
         before = drawn_from(None)
         first = min([position, *(number for number in self.live)])
         self.batches, self.read, self.later = self.source.begin(first), None, None
@@ -55,6 +57,8 @@ class Reading:
             self.read = self._from(self.batches)
             self.draws |= moved(before)
             draw_but(own, self.draws)
+            if "after" in self.read[0]:  # at the end: what the loop has drawn counts, too
+                self.read[0]["after"] = self.source.chance()
         used = self.live.get(position)  # given to some before the reader was lost
         if used is not None:
             self.read = self.read or self._from(self.batches)

@@ -21,7 +21,7 @@ from math import isfinite
 from pathlib import Path
 
 from terrazzo.errors import UsageError
-from terrazzo.records.modes import Measured, Mode, ModeTable
+from terrazzo.records.modes import SIMULATED, Measured, Mode, ModeTable
 from terrazzo.records.power import IDLE_PART
 from terrazzo.records.seat import COMPUTE
 
@@ -122,10 +122,10 @@ def _measured(tables: Mapping[str, ModeTable]) -> list[PlanMode]:
     count = min(len(front), MOST_MODES)
     kept = [front[round(n * (len(front) - 1) / max(count - 1, 1))] for n in range(count)]
     others = {name: table.rows for name, table in tables.items() if name != main}
-    fastest_s = front[0].step_s
+    fastest_s, mark = front[0].step_s, f" ({SIMULATED})" if tables[main].is_simulated else ""
     return [
         PlanMode(
-            row.mode.text,
+            row.mode.text + mark,
             row.step_s / fastest_s,
             row.power_w,
             IDLE_PART * row.power_w,

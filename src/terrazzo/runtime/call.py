@@ -233,6 +233,8 @@ class Call:
         found: dict[str, Tensor] = perform(
             self.links, lambda: self._backward(known), take=self._roll_forward, give=lambda _: None
         )
+        # Only now: whoever is interrupted behind the last note begins again with the same number.
+        self.net.commits += 1
         self.staged = None
         return found
 
@@ -264,7 +266,6 @@ class Call:
     def _roll_forward(self, source: int) -> dict[str, Tensor]:
         """Somebody has seen the last note of all: what was staged here is committed."""
         assert self.staged is not None, "who finished has heard that this device has staged"
-        self.net.commits += 1
         return self.staged
 
     def _open_backward(self, known: Mapping[str, Tensor]) -> None:
@@ -288,7 +289,6 @@ class Call:
                 f"the gradient of {label} is NaN (seen on device {devices}). Lower the learning "
                 'rate, clip gradients or look at the data; nan="allow" lets it pass.'
             )
-        self.net.commits += 1
 
 
 class Node(torch.autograd.Function):

@@ -258,6 +258,16 @@ def _check_lists(args: Any) -> None:
                 same = one.home is other.home or one.home.boxes == other.home.boxes
                 if one.home.name == other.home.name and not same:
                     raise _left_behind(one.home)
+            elif isinstance(one, CutTensor):
+                _check_beside(one.home, other)
+            elif isinstance(other, CutTensor):
+                _check_beside(other.home, one)
+
+
+def _check_beside(home: Home, other: Any) -> None:
+    """A whole weight, of an average say, might broadcast over a part of it without a word."""
+    if isinstance(other, Tensor) and other.numel() != 1 and other.shape != home.box.shape:
+        raise _refusal(home, f"arithmetic with a tensor of shape {list(other.shape)}")
 
 
 # ---- over the whole weight --------------------------------------------------------------------
