@@ -212,3 +212,6 @@ class ForkHosts:
     def kill(self, device: int) -> None:
         self.latest[device].signal(signal.SIGKILL)
         self.hosts.kill(device)
+
+    def can_return(self, device: int, members: Path) -> bool:
+        return bool(self.hosts.can_return(device, members))

@@ -140,18 +140,20 @@ class Round:
         thread.start()
         limit_s, linger_s = self._patience * LIMIT_S, self._patience * LINGER_S
         late_s, left_s = time.monotonic() + limit_s, None
-        while thread.is_alive() and time.monotonic() < late_s:
-            self._attend(folder, hosts)
-            if self._others_ended(hosts):
-                left_s = left_s or time.monotonic()
-                if time.monotonic() - left_s > linger_s or not self._comes_back(hosts):
-                    break
-            time.sleep(LOOK_S)
-        is_late, end_s = time.monotonic() >= late_s, time.monotonic() + END_S
-        while thread.is_alive() and time.monotonic() < end_s:
-            for device in list(hosts.latest):
-                hosts.kill(device)
-            thread.join(0.2)
+        try:
+            while thread.is_alive() and time.monotonic() < late_s:
+                self._attend(folder, hosts)
+                if self._others_ended(hosts):
+                    left_s = left_s or time.monotonic()
+                    if time.monotonic() - left_s > linger_s or not self._comes_back(hosts):
+                        break
+                time.sleep(LOOK_S)
+        finally:  # also where the tool itself is ended
+            is_late, end_s = time.monotonic() >= late_s, time.monotonic() + END_S
+            while thread.is_alive() and time.monotonic() < end_s:
+                for device in list(hosts.latest):
+                    hosts.kill(device)
+                thread.join(0.2)
         if thread.is_alive():
             return f"the starter did not end within {END_S:.0f} s of its devices"
         return f"took more than {limit_s:.0f} s" if is_late else self._trouble

@@ -11,12 +11,15 @@ from terrazzo.errors import PowerError
 from terrazzo.power.attendant import HERE, attended
 from terrazzo.power.gears import Gears, Shift
 from terrazzo.records import Plan
-from terrazzo.records.seat import Seat
+from terrazzo.records.seat import EVALUATION, Seat
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.phase import PhaseWatch
+from terrazzo.runtime.recorder import Recorder
 
 PLAN = "TERRAZZO_PLAN"
 """The variable that holds the plan of a run as JSON, where ``terrazzo run`` was given one."""
+PHASES = "TERRAZZO_PHASES"
+"""The variable that is 1 where somebody follows the phases of a run in its record."""
 KNOBS = "TERRAZZO_KNOBS"
 """The variable that names the folder in which this device's knobs are, where that is not /."""
 PHASE, MODE, REFUSED = "phase: ", "mode: ", "mode refused: "
@@ -28,6 +31,8 @@ def take_seat(links: Links, environment: Mapping[str, str], number: int) -> None
 
     Where that is impossible the training goes on in the mode that the device is in.
     """
+    if environment.get(PHASES) == "1" and links.recorder is not None:
+        links.recorder.watch = links.recorder.watch or _told(links.recorder)
     text = environment.get(PLAN)
     if not text or links.given is not None:
         return
@@ -53,6 +58,21 @@ def take_seat(links: Links, environment: Mapping[str, str], number: int) -> None
     links.gears = gears
     if gears.phases:
         _follow_phases(links, gears)
+
+
+def _told(recorder: Recorder) -> PhaseWatch:
+    """Phases as notes that are written at once, those of evaluation with every call."""
+
+    def enter(phase: str) -> None:
+        recorder.note(PHASE + phase)
+        recorder.flush()
+
+    def go_on() -> None:
+        if watch.phase == EVALUATION:
+            enter(EVALUATION)
+
+    watch = PhaseWatch(enter, go_on)
+    return watch
 
 
 def _follow_phases(links: Links, gears: Gears) -> None:

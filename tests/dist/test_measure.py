@@ -17,6 +17,7 @@ from terrazzo.errors import RunError
 from terrazzo.graph.export import export
 from terrazzo.lab.measuring import run_job
 from terrazzo.measure.device import Terms, measure_device
+from terrazzo.measure.draw import with_watts
 from terrazzo.measure.links import measure_network
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import time_trial
@@ -24,6 +25,7 @@ from terrazzo.measure.trials import MOST_CHEAP, trials
 from terrazzo.planner.rates import Rates
 from terrazzo.planner.workload import of_node
 from terrazzo.records import Graph
+from terrazzo.records.power import POWER, emulation
 from terrazzo.records.profile import DeviceProfile, Network, Profile, device_from, network_from
 from terrazzo.runtime.links import connect
 
@@ -47,7 +49,9 @@ def graph(samples: int = 2) -> Graph:
 def measured(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """On one of several devices."""
     words: list[str] = []
-    own = measure_device(Graph.from_json(text), Terms("d", 1 << 30, 4.0), words.append)
+    told, terms = Graph.from_json(text), Terms("d", 1 << 30, 4.0)
+    power = {POWER: emulation(2.0, 3.0)}
+    own = with_watts(lambda: measure_device(told, terms, words.append), power, connect().device)
     network = measure_network(connect(), words.append)
     assert words[0].startswith("operators: 0 of ")
     return asdict(own), asdict(network)
@@ -78,6 +82,7 @@ class TestDevices:
             assert min(device.update_s_per_element.values()) > 0
             assert device.copy_bytes_per_s > 0
             assert device.seconds_per_cpu_s >= 1
+            assert 2.0 < device.idle_w < device.busy_w and not device.is_metered
             for timing in device.timings:
                 assert 0 < timing.forward_s < 10
                 if timing.load.is_product:

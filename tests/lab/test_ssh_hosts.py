@@ -17,6 +17,9 @@ from sshd import SshDevices, missing
 from waiting import is_running, wait_until
 
 from terrazzo.cli.main import main
+from terrazzo.records import Group, Layout, Plan
+from terrazzo.records.modes import Mode
+from terrazzo.records.seat import Seat
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -72,23 +75,28 @@ class TestRun:
     ) -> None:
         (project / "helper.py").write_text("WORD = 'helped'")
         (project / "train.py").write_text(
-            "import os, socket, sys, helper, terrazzo\n"
+            "import json, os, socket, sys, helper, terrazzo\n"
             "print(socket.gethostname(), os.environ['RANK'], os.environ['MASTER_ADDR'],"
             " os.environ['GLOO_SOCKET_IFNAME'], helper.WORD, *sys.argv[1:])\n"
             "print(terrazzo.__file__, os.getcwd(), os.environ.get('SECRET'), file=sys.stderr)\n"
-            "sys.stdout.write('no line end')"
+            "seat = json.loads(os.environ['TERRAZZO_PLAN'])['seats'][int(os.environ['RANK'])]\n"
+            'sys.stdout.write(f\'{seat["device"]} {seat["mode"]}, no line end\')'
         )
+        modes = [Mode.of({"cores": 2.0 + device}) for device in range(2)]
+        seats = tuple(Seat(f"roomy-{device}", mode) for device, mode in enumerate(modes))
+        Plan("", 2, (Group("", Layout()),), seats).save("plan.json")
         (devices.home(1) / ".bashrc").write_text("echo a login script that talks\n")
         os.environ["SECRET"] = "of the starter"
         try:
-            status = main(["run", "--on", str(devices.cluster()), "train.py", "--epochs", "3"])
+            options = ["--on", str(devices.cluster()), "--plan", "plan.json"]
+            status = main(["run", *options, "train.py", "--epochs", "3"])
         finally:
             del os.environ["SECRET"]
         out, err = capfd.readouterr()
         assert status == 0, err
         rows = [f"roomy-{n} | roomy-{n} {n} 10.77.0.1 eth0 helped --epochs 3" for n in range(2)]
         assert sorted(out.splitlines()) == sorted(
-            rows + [f"roomy-{n} | no line end" for n in range(2)]
+            rows + [f"roomy-{n} | roomy-{n} {{'cores': {2.0 + n}}}, no line end" for n in range(2)]
         )
         for device in range(2):
             home = devices.home(device)

@@ -17,6 +17,7 @@ from terrazzo.feed.pipeline import CPU, LOOP, STORAGE, Pipeline, fewest_workers,
 from terrazzo.feed.stalls import Stalls, fed_steps, stalls_of
 from terrazzo.records.event import Event
 from terrazzo.records.stage import COPY, DELIVER, IN_LOOP, PHASE
+from terrazzo.records.storage import Reads, Storage
 from terrazzo.records.trial import COLD, FILE, MODES, SYNTHETIC, USUAL, WARM, Trial, TrialFacts
 from terrazzo.report.lanes import lanes, picture, rows
 
@@ -269,6 +270,14 @@ class TestAdvice:
         less = replace(FACTS, free_bytes=int(1.9e8))
         tight = advise(pipe, average(compute_s=1, wait_fetch_s=2), less)
         assert "the system may" not in str(tight.settings)
+
+    def test_what_reads_no_files_is_not_packed(self) -> None:
+        pipe, seen = Pipeline(1, 1, 3, 0.1, 0, 4), average(compute_s=1, wait_fetch_s=3)
+        rows = (Reads(1000, 1, 0.001, 9), Reads(1_000_000, 1, 0.1, 9))
+        medium = Storage("/x", "a card", "direct", 2e7, rows, Reads(1000, 1, 0.01, 9), 0, 0.0, 0.0)
+        for stored, count in ((100_000, 1), (0, 0)):
+            found = advise(pipe, seen, replace(FACTS, stored_bytes=stored), storage=medium)
+            assert sum("packed" in gain.change for gain in found.gains) == count
 
     def test_a_cheap_card_may_do(self) -> None:
         found = advise(Pipeline(1, 1, 0.1, 0.1, 0, 4), average(compute_s=1), FACTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from terrazzo.cli.main import main
+from terrazzo.cli.thrift import modes_of
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.planner.feedback import slowed
@@ -120,6 +123,22 @@ def test_power_tables_name_devices_kinds_or_all(tmp_path):
             load_modes([str(path)], ["nano"])
 
 
+def test_a_profile_with_watts_needs_no_table():
+    known = [
+        replace(device, busy_w=9.0 + place, idle_w=3.0, is_metered=True)
+        for place, device in enumerate(cluster(16e9, 6e9).devices)
+    ]
+    profile = replace(cluster(16e9, 6e9), devices=tuple(known))
+    assert Profile.from_json(profile.to_json()) == profile
+    modes, is_measured = modes_of(Namespace(power=[]), profile, ())
+    assert is_measured
+    assert [(row.busy_w, row.idle_w, row.mode) for (row,) in modes] == [
+        (9.0, 3.0, None), (10.0, 3.0, None)
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="cluster profile, or give --power"):
+        modes_of(Namespace(power=[]), cluster(16e9, 6e9), ())
+
+
 def test_the_command_shows_devices_modes_and_energy(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "net.py").write_text(
@@ -128,7 +147,7 @@ def test_the_command_shows_devices_modes_and_energy(tmp_path, capsys, monkeypatc
     command = ["plan", f"{tmp_path / 'net.py'}:build", "--input", "2x3x32x32"]
     assert main([*command, "--on", "1xpi5,1xpi3", "--objective", "energy"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Energy of a step" in text and "estimated from presets" in text
+    assert "Energy of a step" in text and "(estimated)" in text
     assert "as it comes" in text
     assert main([*command, "--on", "2xpi3", "--power-budget", "6W"]) == 0
     assert "Left out, and counted as switched off: pi3-1" in capsys.readouterr().out

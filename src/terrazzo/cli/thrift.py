@@ -18,6 +18,8 @@ from terrazzo.records.seat import Seat
 from terrazzo.records.units import count_text, seconds_text
 from terrazzo.report.screen import Screen
 
+AS_IT_IS = "as it comes"
+
 
 def is_thrifty(options: argparse.Namespace) -> bool:
     """Whether power is asked about at all."""
@@ -31,12 +33,15 @@ def modes_of(
     names = [device.name for device in profile.devices]
     if options.power:
         return load_modes(options.power, names), True
+    if all(device.busy_w for device in profile.devices):
+        own = [PlanMode(AS_IT_IS, 1.0, d.busy_w, d.idle_w or d.busy_w) for d in profile.devices]
+        return tuple((row,) for row in own), all(d.is_metered for d in profile.devices)
     if len(watts) != len(names) or not all(watts):
         raise UsageError(
-            "what these devices draw is not known: give --power table.csv, as terrazzo power tune "
-            "--save writes it on such a device, or as docs/power.md says"
+            "what these devices draw is not known: measure them again with terrazzo cluster "
+            "profile, or give --power table.csv, as terrazzo power tune --save writes it there"
         )
-    rows = [PlanMode("as it comes", 1.0, w, IDLE_PART * w) for w in watts if w]
+    rows = [PlanMode(AS_IT_IS, 1.0, w, IDLE_PART * w) for w in watts if w]
     return tuple((row,) for row in rows), False
 
 
@@ -90,7 +95,7 @@ def _show(
     is_measured: bool,
     screen: Screen,
 ) -> None:
-    mark = "" if is_measured else " (estimated from presets)"
+    mark = "" if is_measured else " (estimated)"
     screen.title(f"Energy of a step: {joules_text(best.step_j)}{mark}")
     screen.line(
         f"{seconds_text(best.step_s)}, {watts_text(best.mean_w)} on average, at most "

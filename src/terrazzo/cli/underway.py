@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from terrazzo.cli.following import PHASES, follow
 from terrazzo.cli.search import held, reference_of, search, window_s
-from terrazzo.cli.tuned import finish
+from terrazzo.cli.tuned import Outcome, finish
 from terrazzo.errors import PowerError, UsageError
 from terrazzo.meters.busy import machine_busy_s
 from terrazzo.meters.estimator import kept
@@ -58,13 +59,18 @@ def tune_training(options: argparse.Namespace, goal: Goal, screen: Screen) -> No
                     is_running=lambda: process.poll() is None,
                     measure_s=measure_s,
                 )
-                problem = steer(bench, limited, options, screen, reference=reference, undo=undo)
+                found = steer(bench, limited, options, screen, reference=reference, undo=undo)
+                if isinstance(found, Outcome):
+                    follow(
+                        bench, found.tuning, limited,
+                        folder=folder, undo=undo, save=options.save, screen=screen,
+                    )  # fmt: skip
                 status = process.wait()
     screen.line("The device is as it was before.")
     if status:
         raise PowerError(f"the training ended with status {status}; its output is above")
-    if problem is not None:
-        raise problem
+    if isinstance(found, Exception):
+        raise found
 
 
 @contextmanager
@@ -72,7 +78,7 @@ def _started(options: argparse.Namespace, folder: Path) -> Iterator[subprocess.P
     """The training; whatever happens here, it does not outlive this command."""
     command = [sys.executable, "-m", "terrazzo.cli", "run", "--on", "1", "--run-dir", str(folder)]
     command += [options.script, *options.arguments]
-    environment = {**os.environ, EVERY_CALL: EVERY_CALLS}
+    environment = {**os.environ, EVERY_CALL: EVERY_CALLS, PHASES: "1"}
     with subprocess.Popen(command, env=environment) as process:
         try:
             yield process
@@ -89,7 +95,7 @@ def steer(
     *,
     undo: Callable[[], None],
     reference: Predictor | None = None,
-) -> Exception | None:
+) -> Outcome | Exception:
     """Tunes, and leaves the device in the chosen mode; training goes on also where that fails."""
     try:
         outcome = search(bench, goal, options, screen, root=options.root, reference=reference)
@@ -104,7 +110,7 @@ def steer(
             screen.line(f"not tuned: {error}. Training goes on as it was.", "bold")
         return error
     screen.line("Training goes on in this mode.", "bold")
-    return None
+    return outcome
 
 
 @contextmanager

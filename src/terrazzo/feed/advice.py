@@ -111,7 +111,7 @@ def advise(now: Pipeline, seen: Stalls, facts: Facts, *, storage: Storage | None
         *_caches(now, facts),
         *(_faster(now) if facts.stored_bytes else ()),
         *(_smaller(now) if facts.stored_bytes else ()),
-        *_packed(now, storage),
+        *(_packed(now, storage) if facts.stored_bytes else ()),
     )
     return Advice(limit, why, gains, tuple(_media(now, facts)), _settings(now, facts, storage))
 

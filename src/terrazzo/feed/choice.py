@@ -67,14 +67,15 @@ class Choice:
     def sent_s(self) -> float:
         return median(self._sent_s) if self._sent_s else 0.0
 
-    def _step_s(self, way: str) -> float | None:
+    def step_s(self, way: str) -> float | None:
+        """The usual step of a way; None: too few were seen."""
         steps = self._steps_s.get(way, ())
         return median(steps) if len(steps) >= LEAST else None
 
     @property
     def is_ahead(self) -> bool:
         """Whether the device that reads sends batches ahead: once that was tried, if it pays."""
-        usual_s, ahead_s = self._step_s(READER), self._step_s(AHEAD)
+        usual_s, ahead_s = self.step_s(READER), self.step_s(AHEAD)
         if usual_s is None:
             return False
         if ahead_s is None:
@@ -83,11 +84,11 @@ class Choice:
 
     def told(self) -> dict[str, Any]:
         """For the other devices."""
-        known = [s for way in (READER, AHEAD) if (s := self._step_s(way)) is not None]
+        known = [s for way in (READER, AHEAD) if (s := self.step_s(way)) is not None]
         return {
             "refused": self.refused,
             READER: min(known, default=None),
-            EACH: self._step_s(EACH),
+            EACH: self.step_s(EACH),
         }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Fed, Host, Slice, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as
 from terrazzo.feed.choice import AHEAD, EACH, READER, Choice
+from terrazzo.feed.lift import Lift
 from terrazzo.feed.many import Many
 from terrazzo.feed.posted import Posted
 from terrazzo.feed.reading import Reading
@@ -49,6 +50,7 @@ def feed(
     *,
     inputs: int = 1,
     reader: int | None = None,
+    device: str | torch.device | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     """Iterates over a loader on device ``reader`` and hands every batch to all devices.
@@ -59,19 +61,24 @@ def feed(
     others arrive whole. Other devices may pass None for the loader; one that has it too can take
     over when the reader is lost.
 
+    With a ``device`` ("cuda") batches arrive there, in the way that is measured faster.
+
     ``loader`` is a DataLoader, whose batches stay the same to the bit, any other iterable, or a
     data set; ``options`` are those of ``feed.sources.source_of`` (docs/feed.md).
     """
+    reads = net.links.reader if reader is None else reader
+    batches: Iterable[Any]
     if net.links.devices == 1 and net.links.recovery is None:
         if loader is None:
             raise UsageError("tz.feed got no loader, and there is no other device to read")
-        yield from counted(net.links, all_of(source_of(loader, net, **options)), reader=0)
-        return
-    source = None if loader is None else source_of(loader, net, **options)
-    reads = net.links.reader if reader is None else reader
-    way = Feed(source, net, inputs=inputs, reader=reads)
-    way.offers(options.get("cache"))
-    yield from counted(net.links, way, reader=reads)
+        reads, batches = 0, all_of(source_of(loader, net, **options))
+    else:
+        source = None if loader is None else source_of(loader, net, **options)
+        way = batches = Feed(source, net, inputs=inputs, reader=reads)
+        way.offers(options.get("cache"))
+    if device is not None:
+        batches = Lift(device).batches(batches)
+    yield from counted(net.links, batches, reader=reads)
 
 
 class Feed:

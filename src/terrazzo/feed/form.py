@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terrazzo.feed.shelf import Shelf
+
 ENCODED, DECODED = "encoded", "decoded"
 """Forms of a sample: as it is stored, or as it is after decoding."""
 WORD_BYTES = 8
@@ -37,9 +39,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, tensors: list[memoryview]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, tensors: list[memoryview], shelf: Shelf | None = None
+    ) -> None:
         super().__init__(stream)
-        self._tensors = tensors
+        self._tensors, self._shelf = tensors, shelf
 
     def persistent_load(self, pid: Any) -> Tensor:
         number, dtype, shape = pid
@@ -47,7 +51,10 @@ class _Unpickler(pickle.Unpickler):
         if not len(data):
             return torch.empty(shape, dtype=dtype)
         # Copied as bytes into memory of its own, wherever it lay before.
-        own = torch.empty(len(data), dtype=torch.uint8)
+        if self._shelf is None:
+            own = torch.empty(len(data), dtype=torch.uint8)
+        else:
+            own = self._shelf.take(len(data))
         own.numpy()[:] = data
         return own.view(dtype).reshape(shape)
 
@@ -73,8 +80,8 @@ def freeze(sample: Any) -> bytes:
     return b"".join(parts_of(sample))
 
 
-def thaw(data: bytes | memoryview) -> Any:
-    """The sample again, in memory of its own."""
+def thaw(data: bytes | memoryview, shelf: Shelf | None = None) -> Any:
+    """The sample again, in memory of its own, or of a shelf."""
     view = memoryview(data)
 
     def word(number: int) -> int:
@@ -85,4 +92,4 @@ def thaw(data: bytes | memoryview) -> Any:
     for number in range(count):
         parts.append(view[at : at + word(number + 1)])
         at += word(number + 1)
-    return _Unpickler(io.BytesIO(parts[0]), parts[1:]).load()
+    return _Unpickler(io.BytesIO(parts[0]), parts[1:], shelf).load()

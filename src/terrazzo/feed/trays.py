@@ -12,6 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from terrazzo.feed.form import parts_of, thaw
+from terrazzo.feed.shelf import Shelf
 
 TRAY_BYTES = 256 << 20
 """The most that fits; memory is only taken for what is used of it."""
@@ -33,6 +34,7 @@ class Trays:
         os.ftruncate(self._file, TRAYS * TRAY_BYTES)
         self._memory = mmap.mmap(self._file, TRAYS * TRAY_BYTES)
         self._free = list(reversed(range(TRAYS)))
+        self._shelf = Shelf()
 
     def take(self) -> int | None:
         """One that is free, the last one used first; None: there is none."""
@@ -62,7 +64,7 @@ class Trays:
             return sent
         at = sent.tray * TRAY_BYTES
         with memoryview(self._memory) as whole, whole[at : at + sent.size] as part:
-            return thaw(part)
+            return thaw(part, self._shelf)
 
     def close(self) -> None:
         self._memory.close()

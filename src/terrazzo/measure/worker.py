@@ -11,6 +11,7 @@ from pathlib import Path
 
 from terrazzo.errors import TerrazzoError
 from terrazzo.measure.device import Terms, measure_device, warm_up
+from terrazzo.measure.draw import with_watts
 from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
 from terrazzo.measure.links import measure_network
 from terrazzo.records import document
@@ -39,7 +40,7 @@ def _measure(folder: Path) -> None:
     while not go_path(folder).exists():
         time.sleep(POLL_S)
     terms = Terms(job.names[links.device], job.memory_bytes[links.device], job.budget_s)
-    own = measure_device(graph, terms, say)
+    own = with_watts(lambda: measure_device(graph, terms, say), os.environ, links.device)
     network = measure_network(links, say) if links.devices > 1 else None
     found = links.gather_text(json.dumps(asdict(own)))
     if links.device == 0:

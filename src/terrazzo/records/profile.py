@@ -87,6 +87,11 @@ class DeviceProfile:
     took_s: float = 0.0
     left_out: int = 0
     """Boxes that were not measured because time was up."""
+    busy_w: float = 0.0
+    """What it drew meanwhile, and before while it waited; 0: not known."""
+    idle_w: float = 0.0
+    is_metered: bool = False
+    """Whether these watts were measured, and not estimated."""
 
 
 @dataclass(frozen=True, slots=True)
