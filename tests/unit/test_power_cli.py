@@ -14,7 +14,7 @@ from terrazzo.errors import PowerError, UsageError
 from terrazzo.power.phases import Change, Phase, schedule
 from terrazzo.power.selector import EDP, ENERGY, TIME, Goal, Option
 from terrazzo.records.event import Event
-from terrazzo.records.modes import Mode, ModeTable
+from terrazzo.records.modes import Measured, Mode, ModeTable
 
 WORK = Workload("test", flops=2e10, bytes=2e9, launches=300, input_cycles=1e8)
 TABLE = """cores,cpu_mhz,time_s,power_w
@@ -129,6 +129,16 @@ class TestTables:
             (row.mode, row.step_s, row.power_w) for row in found.rows
         ]
         assert again[0].time_doubt == pytest.approx(found.rows[0].time_doubt, rel=1e-4)
+
+    def test_steps_of_long_phases_and_of_none_come_back(self, tmp_path: Path) -> None:
+        rows = [
+            Measured(Mode.of({"cpu_hz": 1e9 * count}), 1.0 / count, 4.0 * count, phase=phase)
+            for phase in ("compute", "evaluation")
+            for count in range(1, 6)
+        ]
+        table = ModeTable(("cpu_hz",), tuple(rows), steps=(("compute", 12_345_678.0),))
+        table.save(tmp_path / "table.csv")
+        assert ModeTable.load(tmp_path / "table.csv").steps == table.steps
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

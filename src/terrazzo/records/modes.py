@@ -128,7 +128,7 @@ class ModeTable:
             cells += [f"{row.step_s:.6g}", f"{row.power_w:.6g}"]
             told = {
                 PHASE: row.phase,
-                STEPS: f"{steps.get(row.phase, 0):g}",
+                STEPS: f"{steps[row.phase]:.0f}" if row.phase in steps else "",
                 SOURCE: self.source,
                 TIME_DOUBT: f"{row.time_doubt:.6g}",
                 POWER_DOUBT: f"{row.power_doubt:.6g}",
