@@ -142,8 +142,13 @@ def rebuild(header: dict[str, Any], tensors: list[Any], batch: Any) -> Any:
         next(found) if is_tensor else plain
         for is_tensor, plain in zip(header["places"], header["plain"], strict=True)
     ]
-    _check(header["tree"])
-    return pytree.tree_unflatten(leaves, pytree.treespec_loads(header["tree"]))
+    return pytree.tree_unflatten(leaves, loaded_tree(header["tree"]))
+
+
+def loaded_tree(text: str) -> pytree.TreeSpec:
+    """The structure of a batch, as another device has told it."""
+    _check(text)
+    return pytree.treespec_loads(text)
 
 
 def _check(tree: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terrazzo.errors import UsageError
+from terrazzo.feed.batch import loaded_tree
 from terrazzo.feed.rota import Rows, givers
 from terrazzo.geometry import Box
 from terrazzo.runtime.links import Links, Message
@@ -67,7 +68,7 @@ class Form:
         """A batch of this form."""
         found, told = iter(tensors), iter(texts)
         leaves = [next(told) if kind is None else next(found) for kind in self.kinds]
-        return pytree.tree_unflatten(leaves, pytree.treespec_loads(self.tree))
+        return pytree.tree_unflatten(leaves, loaded_tree(self.tree))
 
 
 def taken_apart(batch: Any, count: int) -> tuple[Form, list[Tensor], list[list[str]]]:
