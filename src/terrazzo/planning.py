@@ -295,8 +295,8 @@ class Planner:
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
-        prices = Prices(profile, delivered=self.wishes.delivered)
-        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
+        # Of what net does: the input comes before, and not every script is fed by one device.
+        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None

@@ -141,18 +141,20 @@ def test_who_leaves_finishes_what_waits(pool: Make) -> None:
     assert not workers.processes
 
 
-def test_a_worker_that_dies_as_it_leaves_leaves_nothing_undone(pool: Make) -> None:
+@pytest.mark.parametrize("count", [3, 6])
+def test_workers_that_die_as_they_leave_leave_nothing_undone(pool: Make, count: int) -> None:
     gate, opens = os.pipe()
     workers = pool(Uneven(gate))
     workers.resize(2)
-    for ticket in range(6):
+    for ticket in range(count):
         workers.give(ticket, Task([ticket]))
     workers.resize(0)
     for process in workers.processes:
         os.kill(process, 9)
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # the dying would still read
     os.write(opens, b"x")
-    found = all_of(workers, 6)
-    assert [found[ticket].batch for ticket in range(6)] == [[ticket] for ticket in range(6)]
+    found = all_of(workers, count)
+    assert [found[ticket].batch for ticket in range(count)] == [[n] for n in range(count)]
     os.close(gate)
     os.close(opens)
 

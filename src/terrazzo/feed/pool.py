@@ -179,7 +179,8 @@ class Pool:
             return
         for ready in wait(list(lines), timeout_s):
             seat = lines[ready]  # type: ignore[index]
-            yield from self._listen(seat)
+            if seat in self._seats:  # else it was found dead while another's tickets were handed on
+                yield from self._listen(seat)
 
     def _listen(self, seat: Seat) -> Iterator[Arrival]:
         began = time.perf_counter()
