@@ -19,7 +19,7 @@ import terrazzo as tz
 pytestmark = pytest.mark.timeout(120)
 
 SHAPE = (2, 3, 160, 160)
-ENOUGH_FOR_THREE = 13.5 * 2**20
+ENOUGH_FOR_THREE = 9.4 * 2**20
 
 
 def loader() -> DataLoader[Any]:
