@@ -62,8 +62,10 @@ def joined(lost: int | None, call: str, trouble: str = "") -> Found:
     is_new = links.later is not None
     if is_new:
         wait_until(Path(call).exists)
-    if is_new and trouble == "differs":
+    if is_new and trouble.startswith("differs"):
         next(net.parameters()).requires_grad_(False)
+    if links.device == 1 and trouble == "differs-and-one-is-late":
+        links.recovery._turn_away = late(links, links.recovery._turn_away)
     for epoch in run.epochs(EPOCHS):
         for number, (x, y) in enumerate(run.feed()):
             if is_new and trouble == "fails":
@@ -77,6 +79,16 @@ def joined(lost: int | None, call: str, trouble: str = "") -> Found:
             losses.append(step(net, x, y, used))
     average = {f"average {name}": t.numpy() for name, t in used[2].state_dict().items()}
     return told(net, losses) | {"average": average}
+
+
+def late(links: Any, turn_away: Callable[..., None]) -> Callable[..., None]:
+    """Hears of a device that differs when the others have turned it away already."""
+
+    def attempt(*given: Any) -> None:
+        wait_until(lambda: links.control.view.epoch != links.epoch)
+        turn_away(*given)
+
+    return attempt
 
 
 def wait_until(there: Callable[[], Any]) -> None:
@@ -104,13 +116,13 @@ def test_a_device_joins_between_two_batches(lost: int | None, tmp_path: Path) ->
     assert len(found[2].what["losses"]) == 4 * EPOCHS - 6, "it began with the seventh batch"
 
 
-@pytest.mark.parametrize("trouble", ["differs", "fails"])
+@pytest.mark.parametrize("trouble", ["differs", "differs-and-one-is-late", "fails"])
 def test_who_comes_and_fails_is_lost_and_the_others_go_on(trouble: str, tmp_path: Path) -> None:
     found = fates(
         2, joined, None, str(tmp_path / "call"), trouble, joining=tmp_path / "members", timeout_s=60
     )
     assert found[2].kind == "raised", found
-    assert found[2].what == {"differs": "Disagreement", "fails": "ValueError"}[trouble]
+    assert found[2].what == ("ValueError" if trouble == "fails" else "Disagreement")
     model, _ = quiet()
     for fate in found[:2]:
         assert fate.kind == "done", found

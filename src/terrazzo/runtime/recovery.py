@@ -152,11 +152,12 @@ class Recovery:
     def _turn_away(self, number: int, error: Disagreement) -> None:
         """A device that has just come is gone again, where it is that which differs."""
         fresh = {device for device, until in self._fresh.items() if number <= until}
-        fresh &= set(self.control.view.members)
+        fresh &= set(self.links.members)  # the others may have turned it away already
         if not fresh or self.control.done < self.control.until:
             raise error
         self._fresh = {}
-        self.control.turn_away(fresh, f"was turned away: {error}")
+        here = set(self.control.view.members)
+        self.control.turn_away(fresh & here, f"was turned away: {error}")
 
     def _see_off(self) -> bool:
         """This script has ended, another device is lost, and the rest may miss the last result."""
