@@ -16,14 +16,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from terrazzo.cluster.process import LAST_LINES, Failure, LineStream
+from terrazzo.cluster.process import LineStream, Process
 
 HERE = Path(__file__).parent
 NEW_TIME, PARENT_DIES = 0x80, 1
@@ -74,16 +73,14 @@ def _answer(pipe: Connection, work: str, given: Sequence[Any]) -> None:
         pipe.send((False, traceback.format_exc()))
 
 
-class Fork:
+class Fork(Process):
     """One device's process, as the launcher watches it."""
 
     def __init__(
         self, context: Any, work: str, given: Mapping[str, Any], *, device: int, name: str,
         environment: Mapping[str, str], place: Sequence[str],
     ) -> None:  # fmt: skip
-        self.device, self.name = device, name
-        self.status: int | None = None
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        super().__init__(device=device, name=name)
         self._lock = threading.Lock()
         (out, to_out), (errors, to_errors) = (context.Pipe(duplex=False) for _ in range(2))
         told = (work, dict(given), dict(environment), list(place), device, to_out, to_errors)
@@ -92,14 +89,6 @@ class Fork:
         self.stdout, self.stderr = _stream(out), _stream(errors)
         for end in (out, errors, to_out, to_errors):
             end.close()
-
-    @property
-    def streams(self) -> tuple[LineStream, LineStream]:
-        return self.stdout, self.stderr
-
-    @property
-    def drained(self) -> bool:
-        return not (self.stdout.open or self.stderr.open)
 
     def poll(self) -> int | None:
         with self._lock:
@@ -118,10 +107,6 @@ class Fork:
         self._process.join(JOIN_S)
         for stream in self.streams:
             stream.close()
-
-    def failure(self) -> Failure:
-        assert self.status is not None
-        return Failure(self.device, self.name, self.status, tuple(self.last_lines))
 
 
 def _stream(end: Connection) -> LineStream:

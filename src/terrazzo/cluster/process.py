@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from terrazzo.errors import LaunchError
 
@@ -88,36 +89,44 @@ class LineStream:
         return [_visible(rest)] if rest else []
 
 
-class Process(Protocol):
+class Process(ABC):
     """One device's command as whoever watches it sees it, wherever it runs."""
 
-    device: int
-    name: str
-    status: int | None
-    last_lines: deque[str]
     stdout: LineStream
     stderr: LineStream
 
+    def __init__(self, *, device: int, name: str) -> None:
+        self.device, self.name = device, name
+        self.status: int | None = None
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+
     @property
-    def streams(self) -> tuple[LineStream, LineStream]: ...
+    def streams(self) -> tuple[LineStream, LineStream]:
+        return self.stdout, self.stderr
 
     @property
     def drained(self) -> bool:
         """Whether all it wrote was read."""
+        return not (self.stdout.open or self.stderr.open)
 
+    @abstractmethod
     def poll(self) -> int | None:
         """Its exit status once it has ended: minus the signal's number if one ended it."""
 
+    @abstractmethod
     def signal(self, number: int) -> None:
         """Sends a signal to the command and all it started."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends whatever is left of it, now."""
 
-    def failure(self) -> Failure: ...
+    def failure(self) -> Failure:
+        assert self.status is not None
+        return Failure(self.device, self.name, self.status, tuple(self.last_lines))
 
 
-class DeviceProcess:
+class DeviceProcess(Process):
     """A command running as one device, leader of a session and process group of its own.
 
     Its exit is looked at without reaping, so the group's number can't be given to a stranger
@@ -127,10 +136,7 @@ class DeviceProcess:
     def __init__(
         self, command: Sequence[str], *, device: int, name: str, environment: Mapping[str, str]
     ) -> None:
-        self.device = device
-        self.name = name
-        self.status: int | None = None
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        super().__init__(device=device, name=name)
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
@@ -148,16 +154,7 @@ class DeviceProcess:
         self.stdout = LineStream(self._process.stdout)
         self.stderr = LineStream(self._process.stderr)
 
-    @property
-    def streams(self) -> tuple[LineStream, LineStream]:
-        return self.stdout, self.stderr
-
-    @property
-    def drained(self) -> bool:
-        return not (self.stdout.open or self.stderr.open)
-
     def poll(self) -> int | None:
-        """Its exit status once it has ended: minus the signal's number if one ended it."""
         if self.status is None:
             seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if seen is not None:
@@ -166,7 +163,6 @@ class DeviceProcess:
         return self.status
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the command and all it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
@@ -177,10 +173,6 @@ class DeviceProcess:
             self._process.wait()
         for stream in self.streams:
             stream.close()
-
-    def failure(self) -> Failure:
-        assert self.status is not None
-        return Failure(self.device, self.name, self.status, tuple(self.last_lines))
 
 
 def _visible(line: str) -> str:

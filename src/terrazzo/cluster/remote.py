@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from terrazzo.cluster.agent.frames import (
     FrameError,
     Frames,
 )
-from terrazzo.cluster.process import LAST_LINES, LEASH, Failure, LineStream
+from terrazzo.cluster.process import LEASH, LineStream, Process
 from terrazzo.cluster.records import Collected
 from terrazzo.cluster.session import LOST, agent_command, agent_text
 from terrazzo.cluster.ssh import Ssh
@@ -38,7 +37,7 @@ from terrazzo.cluster.ssh import Ssh
 STOP_S = 5.0
 
 
-class RemoteProcess:
+class RemoteProcess(Process):
     """One command on one device; the ssh that carries it is tied to this process."""
 
     def __init__(
@@ -51,11 +50,9 @@ class RemoteProcess:
         heard: Callable[[str], None],
     ) -> None:
         """``heard`` is told where the members of the run are, each time that changes."""
-        self.device, self.name = device, ssh.device.name
-        self.status: int | None = None
+        super().__init__(device=device, name=ssh.device.name)
         self._found: int | None = None
         """Its status as the thread knows it; whoever polls sees it then, not before."""
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.is_collected = False
         """Whether all it recorded is here; what is not must stay there."""
         self._ssh, self._records = ssh, request["records"]
@@ -86,14 +83,6 @@ class RemoteProcess:
         out, self._pipes[kind] = os.pipe()
         return LineStream(os.fdopen(out, "rb", buffering=0))
 
-    @property
-    def streams(self) -> tuple[LineStream, LineStream]:
-        return self.stdout, self.stderr
-
-    @property
-    def drained(self) -> bool:
-        return not (self.stdout.open or self.stderr.open)
-
     def poll(self) -> int | None:
         self.status = self._found
         return self.status
@@ -101,10 +90,6 @@ class RemoteProcess:
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._frames.send(SIGNAL, b"%d" % number)
-
-    def failure(self) -> Failure:
-        assert self.status is not None
-        return Failure(self.device, self.name, self.status, tuple(self.last_lines))
 
     def close(self) -> None:
         """Hangs up, which ends the command; ssh has a moment to pass that on."""
