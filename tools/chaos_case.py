@@ -21,10 +21,11 @@ IN_LAB = {
 """To emulated devices."""
 LASTS_S = (2.0, 12.0, 25.0)
 """How long a pause or a cut lasts: no loss, a loss that comes back, one that comes too late."""
+ROUND_S, HUNG_S, RETURN_S = 20.0, 60.0, 10.0
+"""About what a round takes, what the others wait for one that hangs, and what a return takes."""
 STEPS = 12
-CHANGES = {"auto": ("samples", "whole"), "channels": ("samples", "uneven")}
-"""What plans change to. Weights that were whole stay so: cut by a change, they have no copy until
-the next batch, and a loss before it stops the run."""
+CHANGES = {"auto": ("samples", "whole", "channels"), "channels": ("samples", "uneven")}
+"""What plans change to."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Case:
     @property
     def loses(self) -> set[int]:
         return {strike.device for strike in self.strikes if strike.kind in LOST}
+
+    @property
+    def expected_s(self) -> float:
+        """About how long a round of it takes: so that long ones can begin first."""
+        held_s = [HUNG_S if one.kind == "hang" else one.lasts_s for one in self.strikes]
+        return ROUND_S + max(held_s) + (RETURN_S if self.recipe.restarts else 0.0)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

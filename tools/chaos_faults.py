@@ -7,6 +7,7 @@ its memory.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -45,9 +46,9 @@ OUTSIDE = ("kill", "pause", "cut", "slow", "fill")
 """What is done to a device from outside, in the lab."""
 ASKED_S = 30.0
 """So long a device waits for what it asks for: then whoever does it is broken."""
-CLOCK_S, MORE_BYTES = 1e6, 64 << 20
-NOW_S = time.time
-"""The clock that strikes and steps are noted by, which no jump changes."""
+JUMPS_S, MORE_BYTES = (1_000_000, -7_200, 300, -90_000, -300, 5_000), 64 << 20
+NOW_S = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""The clock that strikes and steps are noted by: no jump changes it, and all devices have it."""
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,8 @@ def _break(one: Strike, targets: dict[str, Any], folder: Path) -> None:
 
 
 def _clock(one: Strike, targets: dict[str, Any], folder: Path) -> None:
-    """The time of day jumps, as when a board without a clock has found a time server.
-
-    For what is written in Python, in this process alone: the clock of the machine is everybody's.
-    """
-    real_s, real_ns, real = time.time, time.time_ns, time.clock_gettime
-
-    def shifted(clock: int) -> float:
-        return real(clock) + (CLOCK_S if clock == time.CLOCK_REALTIME else 0.0)
-
-    time.time = lambda: real_s() + CLOCK_S
-    time.time_ns = lambda: real_ns() + int(CLOCK_S * 1e9)
-    time.clock_gettime = shifted
+    """The time of day jumps, as when a board without a clock has found a time server."""
+    ctypes.CDLL(None).jump_by(ctypes.c_long(JUMPS_S[one.at % len(JUMPS_S)]))
 
 
 def _disk(one: Strike, targets: dict[str, Any], folder: Path) -> None:

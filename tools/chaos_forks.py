@@ -12,12 +12,15 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,29 @@ NEW_TIME, PARENT_DIES = 0x80, 1
 UPTIME_S = 86400
 """Devices of a lab were started that much apart: their steady clocks tell different times."""
 JOIN_S, ANSWER_S = 20.0, 600.0
+COMPILER = "cc"
 
 
-def server() -> Any:
-    """Where forks come from."""
+def jumping(folder: Path) -> Path | None:
+    """A library with which the time of day can jump in forks; None without a C compiler."""
+    made = folder / "jump.so"
+    if shutil.which(COMPILER) is None:
+        return None
+    given = ["-shared", "-fPIC", "-O1", str(HERE / "jump.c"), "-ldl", "-lpthread"]
+    subprocess.run([COMPILER, "-o", str(made), *given], check=True)
+    return made
+
+
+def server(library: Path | None) -> Any:
+    """Where forks come from; they have loaded ``library`` before all others."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["chaos_warm"])
+    if library is not None:
+        os.environ["LD_PRELOAD"] = str(library)
+    forkserver.ensure_running()
+    os.environ.pop("LD_PRELOAD", None)
     return context
 
 

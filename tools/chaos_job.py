@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from chaos_case import Case, Recipe
@@ -76,6 +77,7 @@ class Job:
             every=every, copies=99, checkpoints=shelf, **parts,
         )  # fmt: skip
         random.seed(3)
+        numpy.random.seed(3)
 
     @property
     def targets(self) -> dict[str, Any]:

@@ -6,19 +6,23 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from chaos_case import Case
 from chaos_faults import LOST
 from chaos_round import Outcome
 
-SILENT = re.compile(r"device (\d+) was silent for ([\d.]+) s")
-NOTICED = ("kill", "fill")
-"""The connection ends with the process; of other losses only silence tells."""
+BOUND_S = 5.0
+"""From a loss to the next committed step, beside that step."""
+SILENT = re.compile(r"device (\d+)(?: \([^)]*\))? was silent for ([\d.]+) s")
+WITHOUT = re.compile(r"chaos: (NO [A-Z ]+[A-Z])")
+"""How a round says that a part of it could not be had here."""
 TOLD = {
-    "kill -9 or killed for memory": NOTICED,
+    "kill -9": ("kill",),
+    "killed for memory": ("fill",),
     "pause or cut": ("pause", "cut"),
     "hang": ("hang",),
 }
@@ -39,6 +43,11 @@ class Loss:
     """Steps that had been committed and were made again."""
     silent_s: float
     """How long it had been silent when the others gave it up, where that was why."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the others took longer than they may, silence and hanging aside."""
+        return self.kind != "hang" and self.took_s - self.silent_s > BOUND_S + self.step_s
 
 
 def loss_of(case: Case, found: Outcome) -> Loss | None:
@@ -77,13 +86,19 @@ def _again(steps: list[tuple[int, int, float]], epoch: int) -> int:
 class Tally:
     """All rounds together."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.kinds: Counter[str] = Counter()
         self.places: Counter[str] = Counter()
+        self.without: Counter[str] = Counter()
+        """What could not be done, and in how many rounds."""
         self.rounds = self.faults = self.cut = self.twice = self.joined = 0
         self.longest_s, self._begin_s = 0.0, time.monotonic()
-        self.failed: list[int] = []
+        self.failed: dict[int, str] = {}
         self.losses: list[Loss] = []
+        self._latest = -1
+        """The round that the last of them was in."""
+        self.rows: list[dict[str, Any]] = []
 
     def add(self, number: int, case: Case, found: Outcome) -> None:
         struck = [strike for strike in case.strikes if strike.device in found.struck_s]
@@ -94,33 +109,87 @@ class Tally:
         self.joined += len(found.joined)
         self.kinds.update(strike.kind for strike in struck)
         self.places.update(strike.place for strike in struck)
+        self.without.update({said for line in found.lines for said in WITHOUT.findall(line)})
         self.longest_s = max(self.longest_s, found.took_s)
-        self.failed += [number] if found.wrong else []
+        if found.wrong:
+            self.failed[number] = found.wrong
+        strikes = [str(strike) for strike in struck]
+        told = {"devices": case.devices, "recipe": str(case.recipe), "struck": strikes}
+        self.rows.append({"round": number, **told, "took_s": found.took_s, "wrong": found.wrong})
         loss = loss_of(case, found)
-        self.losses += [loss] if loss is not None else []
+        if loss is not None:
+            self.losses.append(loss)
+            self._latest = number
+
+    def was_slow(self, number: int) -> bool:
+        """Whether the last loss was in this round, and took longer than it may."""
+        return self._latest == number and self.losses[-1].is_slow
+
+    @property
+    def groups(self) -> dict[str, list[Loss]]:
+        """Losses whose times belong together."""
+        of = {name: [one for one in self.losses if one.kind in TOLD[name]] for name in TOLD}
+        four = [one for one in of["kill -9"] if one.devices == 4]
+        return {**of, "kill -9, of four devices": four}
+
+    @property
+    def again(self) -> dict[str, list[int]]:
+        """Steps made again after each loss, by what weights were."""
+        return {
+            name: [one.again for one in self.losses if one.is_cut == is_cut]
+            for name, is_cut in (("whole", False), ("cut", True))
+        }
+
+    def told(self) -> dict[str, Any]:
+        """For machines; seconds."""
+        groups = {name: losses for name, losses in self.groups.items() if losses}
+        return {
+            "seed": self.seed, "rounds": self.rounds, "faults": self.faults,
+            "kinds": dict(self.kinds), "places": dict(self.places), "on_cut_weights": self.cut,
+            "rounds_with_two": self.twice, "joined": self.joined, "without": dict(self.without),
+            "failed": [{"round": n, "wrong": wrong} for n, wrong in sorted(self.failed.items())],
+            "took_s": time.monotonic() - self._begin_s, "longest_round_s": self.longest_s,
+            "to_next_committed_step_s": {
+                name: _spread([one.took_s for one in losses]) for name, losses in groups.items()
+            },
+            "usual_step_s": _spread([one.step_s for one in self.losses if one.step_s]),
+            "silent_before_given_up_s": _spread(self._silences(lambda one: one.silent_s)),
+            "from_given_up_to_next_step_s": _spread(
+                self._silences(lambda one: one.took_s - one.silent_s)
+            ),
+            "steps_made_again": {name: _spread(rows) for name, rows in self.again.items()},
+        }  # fmt: skip
+
+    def _silences(self, of: Callable[[Loss], float]) -> list[float]:
+        return [of(one) for one in self.losses if one.silent_s]
 
     def lines(self) -> Iterable[str]:
-        took_s = time.monotonic() - self._begin_s
+        took_s, failed = time.monotonic() - self._begin_s, sorted(self.failed)
         yield (
             f"chaos: {self.faults} faults, {self.cut} of them on cut weights, {self.twice} rounds "
             f"with two, {self.joined} devices joined, in {self.rounds} rounds and "
             f"{took_s / 60:.1f} min, the longest {self.longest_s:.0f} s; "
-            f"{len(self.failed)} rounds failed {self.failed or ''}"
+            f"{len(failed)} rounds failed {failed or ''}"
         )
         yield f"chaos: kinds: {_counted(self.kinds)}"
         yield f"chaos: places: {_counted(self.places)}"
-        for name, kinds in TOLD.items():
-            yield from _times(name, [one for one in self.losses if one.kind in kinds])
-        four = [one for one in self.losses if one.devices == 4]
-        yield from _times("kill -9, of four devices", [one for one in four if one.kind == "kill"])
-        for is_cut, name in ((False, "whole"), (True, "cut")):
-            again = [one.again for one in self.losses if one.is_cut == is_cut]
+        if self.without:
+            yield f"chaos: ROUNDS WITHOUT A PART: {_counted(self.without)}"
+        for name, losses in self.groups.items():
+            yield from _times(name, losses)
+        for name, again in self.again.items():
             if again:
                 median = statistics.median(again)
                 yield (
                     f"chaos: steps made again after a loss, weights {name}: median {median:g}, "
                     f"worst {max(again)}, of {len(again)}; what was in flight is always made again"
                 )
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {"count": 0}
+    return {"count": len(values), "median": statistics.median(values), "worst": max(values)}
 
 
 def _times(name: str, losses: Sequence[Loss]) -> Iterable[str]:

@@ -28,7 +28,7 @@ SILENT_S, SILENT_IN_LAB_S = 10.0, 4.0
 a core than those of a lab that is no larger than the machine."""
 SLOW_BITS_PER_S, FILLED_S, DISK = 5e5, 2.0, "size=192k"
 CORES = 0.75
-"""The part of this machine's cores that the devices of a lab have together."""
+"""The part of this machine's cores that the devices of all labs have together."""
 PRESET = """
 [board]
 about = "a board for chaos: small enough that its memory is soon full"
@@ -56,10 +56,19 @@ class Outcome:
 class Round:
     """One case, in local processes or in a lab."""
 
-    def __init__(self, case: Case, context: Any, *, in_lab: bool, patience: float = 1.0) -> None:
-        """``patience`` multiplies all deadlines, for a machine that is busy."""
+    def __init__(
+        self,
+        case: Case,
+        context: Any,
+        *,
+        in_lab: bool,
+        patience: float = 1.0,
+        share: float | None = 1.0,
+    ) -> None:
+        """``patience`` multiplies all deadlines, for a machine that is busy; ``share`` is the part
+        of its cores that the devices of a lab have, None: there is no limit."""
         self.case, self._context, self._in_lab = case, context, in_lab
-        self._patience = patience
+        self._patience, self._share = patience, share
         self._done: list[Strike] = []
         self._undo: list[tuple[float, Strike]] = []
         self._trouble = ""
@@ -94,7 +103,7 @@ class Round:
 
     @contextmanager
     def _hosts(self, folder: Path) -> Iterator[ForkHosts]:
-        from terrazzo.cluster.hosts import LocalHosts, available_cores
+        from terrazzo.cluster.hosts import LocalHosts
         from terrazzo.errors import LabError
 
         given = {
@@ -111,12 +120,20 @@ class Round:
         presets.write_text(PRESET, encoding="ascii")
         topology = Topology.parse(f"{self.case.devices}xboard", load_presets([presets]))
         with LabHosts.open(topology) as lab:
-            share = CORES * available_cores() / self.case.devices
             try:
-                lab.throttle([share] * self.case.devices)
+                self._throttle(lab)
             except LabError as error:
                 self.lines.append(f"chaos: NO QUOTAS ON COMPUTING: {error}")
             yield ForkHosts(lab, self._context, WORK, given)
+
+    def _throttle(self, lab: Any) -> None:
+        from terrazzo.cluster.hosts import available_cores
+
+        if self._share is None:
+            self.lines.append("chaos: NO QUOTAS ON COMPUTING: --unthrottled")
+            return
+        cores = CORES * available_cores() * self._share / self.case.devices
+        lab.throttle([cores] * self.case.devices)
 
     @contextmanager
     def _disks(self, folder: Path) -> Iterator[None]:
@@ -161,8 +178,10 @@ class Round:
     def _launch(self, hosts: ForkHosts, folder: Path) -> None:
         from terrazzo.cluster import launch
 
+        begin_s = time.monotonic()
+
         def heard(device: int, line: str) -> None:
-            self.lines.append(f"{device} | {line}")
+            self.lines.append(f"{time.monotonic() - begin_s:6.2f} s {device} | {line}")
 
         restarts = self.case.recipe.restarts
         try:

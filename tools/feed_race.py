@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch) / "data"
         make_detection(folder, count=args.pictures, size=args.size, seed=1)

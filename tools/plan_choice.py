@@ -1,13 +1,16 @@
 """Is the chosen plan the best one? It and others, in turns, on the same devices.
 
-    python tools/plan_choice.py make FOLDER --model yolov2-front --batch 1 --profile profile.json
-    terrazzo run --on 6xpi3 tools/plan_choice.py run FOLDER
+    python tools/plan_choice.py compare FOLDER --model resnet18 --batch 6 --on 6xpi3 --minutes 7
     python tools/plan_choice.py show FOLDER
 
-``make`` writes the planner's choice, its next best, every uniform layout with the groups ``each``
-and ``one``, and random plans, as far as they are predicted to fit into memory. ``run`` trains by
-each of them in the same processes (``net.change_plan``), and by the choice again after every few
-others, so that it is held against its neighbours in time.
+As root for emulated devices. They are measured, then there are plans: the planner's choice, its
+ten next best, every uniform layout with the groups ``each`` and ``one``, and ten random ones, as
+far as they are predicted to fit into memory. All are trained by in the same processes
+(``net.change_plan``), the ones that promise most first; the choice again after every few others,
+so that each is held against the choice just before and after it. A plan that is far behind is left
+after one step. Those close to the best have more turns, as long as there is time. FOLDER gets the
+profile, the plans, ``times.json`` while it runs and ``result.json``, which also names plans that
+were not reached.
 """
 
 from __future__ import annotations
@@ -16,89 +19,153 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import terrazzo as tz
-from terrazzo.bench.cases import Case
+from terrazzo.bench.cases import HALF_SIDES, Case
 from terrazzo.bench.task import Task, WithLoss, optimizer_of
+from terrazzo.cli.place import Place, add_lab_flags
+from terrazzo.cluster import Hosts, launch
+from terrazzo.errors import TerrazzoError
 from terrazzo.graph.export import export
+from terrazzo.lab.hosts import LabHosts
+from terrazzo.lab.measuring import measure
+from terrazzo.planner import Wishes
 from terrazzo.planner.borders import ends
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title, plan_graph
 from terrazzo.planner.layouts import candidates
+from terrazzo.planner.limits import within
 from terrazzo.planner.prices import speeds
-from terrazzo.planner.search import search
-from terrazzo.records import Graph, Group, Plan
+from terrazzo.planner.wishes import rooms_bytes
+from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.part import Part
 from terrazzo.schedule import lower
 
-BEST, RANDOM = 10, 10
+BEST, RANDOM, DRAWS = 10, 10, 40
 CHOICE = "choice"
+CHANGING, STEPPING = "@changing", "@stepping"
+"""Lines of device 0 for the one who holds its limits. The first step of a turn is not measured, so
+it does not matter that limits come back a moment late."""
 AGAIN_EVERY = 5
+MEASURE_S, MEASURE_SHARE = 20.0, 0.06
+BEHIND, FIRST_BEHIND = 1.3, 2.0
+"""Times the choice's step: a plan that takes longer gets no second step; the first step of a plan
+makes what later ones find."""
+CLOSE = 1.15
+"""Times the best: plans that have another turn."""
+ROUNDS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("verb", choices=["make", "run", "show"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=["compare", "train", "show"], help="train is for devices")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="yolov2-front")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--profile", type=Path)
-    parser.add_argument("--memory-mib", type=int, default=600, help="beyond the idle process")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--on", default="6xpi3")
+    parser.add_argument("--profile", type=Path, help="of these devices; default: they are measured")
+    parser.add_argument("--minutes", type=float, default=8.0, help="all in all")
+    parser.add_argument("--steps", type=int, default=2, help="of a plan in each of its turns")
     parser.add_argument("--seed", type=int, default=0)
+    add_lab_flags(parser)
     args = parser.parse_args()
-    {"make": make, "run": run, "show": show}[args.verb](args)
+    {"compare": compare, "train": train, "show": show}[args.verb](args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    end_s = time.time() + 60 * args.minutes
+    args.folder.mkdir(parents=True)
+    with Place.read(args).open() as hosts:
+        make(args, hosts)
+        command = [sys.executable, __file__, "train", str(args.folder.resolve())]
+        command += ["--minutes", f"{(end_s - time.time()) / 60}", "--steps", str(args.steps)]
+        pace = Pace(hosts)
+        result = launch(command, hosts, output=pace.line)
+        pace.full_speed.close()
+    if result.failure is not None:
+        print(f"ended early: {result.failure}", file=sys.stderr)
+    show(args)
+
+
+class Pace:
+    """Devices start and change plans at full speed, and make their steps at their own."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts, self.full_speed = hosts, ExitStack()
+        self.line(0, CHANGING)
+
+    def line(self, device: int, text: str) -> None:
+        if text == STEPPING:
+            self.full_speed.close()
+        elif text != CHANGING:
+            print(text if device == 0 else f"device {device}: {text}", flush=True)
+        elif isinstance(self.hosts, LabHosts):
+            self.full_speed.enter_context(self.hosts.full_speed(links=True))
 
 
 # ---- making --------------------------------------------------------------------------------------
 
 
-def make(args: argparse.Namespace) -> None:
-    profile = Profile.load(args.profile)
-    case = Case.of(args.model, on=str(len(profile.devices)), batch=args.batch)
+def make(args: argparse.Namespace, hosts: Hosts) -> None:
+    side = args.size or HALF_SIDES.get((args.model, args.batch))
+    case = Case.of(args.model, on=args.on, batch=args.batch, side=side)
     task = Task.make(case)
     graph = export(WithLoss(task.model), (task.images,)).graph
-    args.folder.mkdir(parents=True, exist_ok=True)
-    kept: dict[str, dict[str, Any]] = {}
+    budget_s = min(MEASURE_S, MEASURE_SHARE * 60 * args.minutes)
+    profile = (
+        Profile.load(args.profile)
+        if args.profile
+        else measure(hosts, graph, key={}, budget_s=budget_s, tell=lambda text: None)
+    )
+    profile.save(args.folder / "profile.json")
+    rooms, kept, seen = rooms_bytes(profile), {}, set()
     for name, plan in plans(graph, profile, args.seed):
+        if plan.groups in seen or sum(one.startswith("random") for one in kept) == RANDOM:
+            continue
+        seen.add(plan.groups)
         found = predict(lower(graph, plan), profile)
+        fits = within(found.memory_bytes, rooms)
         most = max(found.memory_bytes) >> 20
-        left = most > args.memory_mib
-        print(f"{name}: {found.step_s:.3f} s, {most} MiB predicted{', left out' if left else ''}")
-        if not left:
+        says = f"{name}: {found.step_s:.3f} s, {most} MiB predicted"
+        print(says + ("" if fits else ", left out: it does not fit"), flush=True)
+        if fits:
             plan.save(args.folder / f"{name}.json")
             kept[name] = {"predicted_s": found.step_s, "predicted_mib": most}
-    index = {"model": args.model, "batch": args.batch, "plans": kept}
+    index = {"case": case.to_dict(), "plans": kept}
     (args.folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
 def plans(graph: Graph, profile: Profile, seed: int) -> Iterator[tuple[str, Plan]]:
-    """The choice first."""
+    """The choice first; more random ones than are wanted, since not all fit."""
     devices, speed = len(profile.devices), speeds(profile)
-    found = search(graph, profile)
+    found = Wishes(profile=profile).search(graph, devices)
     yield CHOICE, found.best.plan
     for place, tried in enumerate(found.rejected[:BEST]):
         yield f"next-{place + 1}", tried.plan
     layouts = candidates(graph, speed)
     for layout in layouts:
-        mixed = len(set(layout.letters) - {"w"}) > 1
-        if not (layout.is_whole or mixed or any(0 in cut for _, cut in layout.cuts)):
-            for groups in ("each", "one"):
-                name = f"{layout}-{groups}".replace(":", "-")
-                yield name, plan_graph(graph, devices, layout=layout, groups=groups)
+        some_idle = any(0 in shares for _, shares in layout.cuts)
+        for groups in () if some_idle else ("each", "one"):
+            name = f"{layout}-{groups}".replace(":", "-")
+            yield name, plan_graph(graph, devices, layout=layout, groups=groups)
     draw = random.Random(seed)
-    for number in range(RANDOM):
+    for number in range(DRAWS):
         yield f"random-{number + 1}", _random(graph, devices, layouts, draw)
 
 
-def _random(graph: Graph, devices: int, layouts: Any, draw: random.Random) -> Plan:
+def _random(graph: Graph, devices: int, layouts: Sequence[Layout], draw: random.Random) -> Plan:
     places = ends(graph)
     chosen = sorted(draw.sample(places[:-1], draw.randint(2, min(8, len(places) - 1))))
     groups, begin = [], 0
@@ -109,36 +176,77 @@ def _random(graph: Graph, devices: int, layouts: Any, draw: random.Random) -> Pl
     return Plan(graph.digest, devices, tuple(groups))
 
 
-# ---- running -------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace) -> None:
+    """On every device: all take the same decisions, by times that all of them know."""
+    end_s = time.monotonic() + 60 * args.minutes
     device = tz.init()
     index = json.loads((args.folder / "index.json").read_text())
-    names = _in_turns(list(index["plans"]))
-    case = Case.of(index["model"], on="", batch=index["batch"])
+    case = Case.from_dict(index["case"])
     task = Task.make(case)
-    net = tz.parallelize(WithLoss(task.model), (task.images,), _load(args.folder, names[0]))
+    net = tz.parallelize(WithLoss(task.model), (task.images,), _load(args.folder, CHOICE))
     optimizer = optimizer_of(net.parameters())
-    times: dict[str, list[float]] = {}
-    for name in names:
-        net.change_plan(_load(args.folder, name), optimizer)
-        (boxes,) = net.boxes([tuple(task.images.shape)])
-        box = boxes[net.links.device]
-        fed = Part(task.images[box.slices()].clone(), box, tuple(task.images.shape))
-        took = [_step(net, fed, optimizer) for _ in range(1 + args.steps)][1:]
-        times.setdefault(name, []).extend(took)
-        if device == 0:
-            print(f"{name}: {', '.join(f'{t:.2f}' for t in took)} s", flush=True)
-            (args.folder / "times.json").write_text(json.dumps(times, indent=1))
+    turns: list[dict[str, Any]] = []
+    names = sorted(index["plans"], key=lambda name: index["plans"][name]["predicted_s"])
+    for number in range(ROUNDS):
+        names = _close(turns) if number else names
+        for name in _in_turns(names) if len(names) > 1 else ():
+            if tz.agree(int(time.monotonic() > end_s)):
+                return
+            net.change_plan(_load(args.folder, name), optimizer)
+            _tell(device, STEPPING)
+            took = _turn(net, task.images, optimizer, steps=args.steps, bar_s=_bar_s(name, turns))
+            turns.append({"plan": name, "steps_s": took})
+            _tell(device, CHANGING)
+            _tell(device, f"{name}: {', '.join(f'{t:.2f}' for t in took)} s")
+            if device == 0:
+                (args.folder / "times.json").write_text(json.dumps(turns, indent=1))
 
 
-def _in_turns(names: list[str]) -> list[str]:
+def _tell(device: int, text: str) -> None:
+    if device == 0:
+        print(text, flush=True)
+
+
+def _turn(
+    net: Any, images: torch.Tensor, optimizer: torch.optim.Optimizer, *, steps: int, bar_s: float
+) -> list[float]:
+    """Seconds of steps after the first, or of the first alone if it is far behind."""
+    (boxes,) = net.boxes([tuple(images.shape)])
+    box = boxes[net.links.device]
+    fed = Part(images[box.slices()].clone(), box, tuple(images.shape))
+    first = _step(net, fed, optimizer)
+    if first > FIRST_BEHIND * bar_s:
+        return [first]
+    took: list[float] = []
+    while len(took) < steps and not (took and took[0] > BEHIND * bar_s):
+        took.append(_step(net, fed, optimizer))
+    return took
+
+
+def _bar_s(name: str, turns: list[dict[str, Any]]) -> float:
+    """The last time of the choice; nothing bounds itself."""
+    if name == CHOICE:
+        return float("inf")
+    mine = [statistics.median(t["steps_s"]) for t in turns if t["plan"] == CHOICE]
+    return mine[-1]
+
+
+def _in_turns(names: Sequence[str]) -> list[str]:
+    """The choice before and after every few others."""
     others = [name for name in names if name != CHOICE]
     order = [CHOICE]
     for place in range(0, len(others), AGAIN_EVERY):
         order += [*others[place : place + AGAIN_EVERY], CHOICE]
     return order
+
+
+def _close(turns: list[dict[str, Any]]) -> list[str]:
+    """Plans that may still be the best."""
+    found = _ratios(turns)
+    return [name for name, ratio in found.items() if ratio <= CLOSE * min(found.values())]
 
 
 def _load(folder: Path, name: str) -> Plan:
@@ -159,15 +267,53 @@ def _step(net: Any, fed: Part, optimizer: torch.optim.Optimizer) -> float:
 
 
 def show(args: argparse.Namespace) -> None:
-    known = json.loads((args.folder / "index.json").read_text())["plans"]
-    times = json.loads((args.folder / "times.json").read_text())
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    for name, median in sorted(medians.items(), key=lambda pair: pair[1]):
-        predicted = known[name]["predicted_s"]
-        print(f"{name:28} {median:7.3f} s  predicted {predicted:7.3f} s  {predicted / median:5.2f}")
-    best = min(medians, key=medians.__getitem__)
-    print(f"the choice takes {medians[CHOICE] / medians[best]:.3f} times as long as {best}")
+    index = json.loads((args.folder / "index.json").read_text())
+    if not (args.folder / "times.json").exists():
+        raise SystemExit("no step was made: there was no time left, give more --minutes")
+    known, turns = index["plans"], json.loads((args.folder / "times.json").read_text())
+    found = _ratios(turns)
+    rows = []
+    for name, ratio in sorted(found.items(), key=lambda pair: pair[1]):
+        steps = [s for turn in turns if turn["plan"] == name for s in turn["steps_s"]]
+        rows.append(
+            {
+                "plan": name,
+                "of_choice": ratio,
+                "median_s": statistics.median(steps),
+                "steps": len(steps),
+                "predicted_s": known[name]["predicted_s"],
+            }
+        )
+        print(
+            f"{name:28} {ratio:6.3f} of the choice  {rows[-1]['median_s']:7.3f} s, {len(steps)} "
+            f"steps, predicted {known[name]['predicted_s']:7.3f} s"
+        )
+    missing = [name for name in known if name not in found]
+    for name in missing:
+        print(f"{name:28} not reached, predicted {known[name]['predicted_s']:7.3f} s")
+    loss = 1 / rows[0]["of_choice"]
+    result = {"case": index["case"], "choice_of_best": loss, "rows": rows, "not_reached": missing}
+    (args.folder / "result.json").write_text(json.dumps(result, indent=1))
+    print(
+        f"the choice takes {loss:.3f} times as long as {rows[0]['plan']}, the best of {len(rows)}"
+    )
+
+
+def _ratios(turns: list[dict[str, Any]]) -> dict[str, float]:
+    """The time of each plan over that of the choice's turns just before and after."""
+    times = [statistics.median(turn["steps_s"]) for turn in turns]
+    at = [place for place, turn in enumerate(turns) if turn["plan"] == CHOICE]
+    ratios: dict[str, list[float]] = {CHOICE: [1.0]}
+    for place, turn in enumerate(turns):
+        if turn["plan"] != CHOICE:
+            before = times[max(p for p in at if p < place)]
+            after = times[min((p for p in at if p > place), default=at[-1])]
+            ratios.setdefault(turn["plan"], []).append(2 * times[place] / (before + after))
+    return {name: statistics.median(found) for name, found in ratios.items()}
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TerrazzoError as error:
+        raise SystemExit(f"terrazzo: {error}") from error

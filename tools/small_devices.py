@@ -1,9 +1,10 @@
 """What trains on devices of 512 MiB: U-Net at 1024x1024, one image, on one device, by DDP, on four.
 
-python tools/small_devices.py [--memory 512MiB] [--room 320MiB] [--size 1024]
+python tools/small_devices.py [--memory 512MiB] [--size 1024]
 
-As root: every device is a control group with a hard limit. Computing and links run at full speed,
-neither changes what a step holds. DDP gives each device whole images, so it gets four of them.
+As root: every device is a control group with a hard limit. The plan is the planner's own, by the
+figures of such devices. Computing and links run at full speed, neither changes what a step holds.
+DDP gives each device whole images, so it gets four of them.
 Gradients of the four devices and of plain PyTorch in float32, without a limit, are held against
 plain PyTorch in float64.
 """
@@ -28,18 +29,18 @@ from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.preset import LinkSpeed, Preset
 from terrazzo.lab.topology import Topology
 from terrazzo.planner import Wishes
-from terrazzo.planner.cost import memory_bytes
+from terrazzo.planner.guess import Figures, guessed
 from terrazzo.records.units import bytes_text, parse_bytes
-from terrazzo.schedule import lower
 
 MODEL, DEVICES = "unet32", 4
 FAST_BITS_PER_S = 10e9
+FLOPS_PER_S, BITS_PER_S = 20e9, 940e6
+"""What the plan is made for."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", default="512MiB", help="of a device")
-    parser.add_argument("--room", default="320MiB", help="what a step may take beside the process")
     parser.add_argument("--size", type=int, default=1024)
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -50,7 +51,7 @@ def main() -> None:
             turn = take_turn(_job(case, peer, folder / peer), Seats(hosts, range(devices)))
             _tell(f"{peer}, batch {batch}, devices: {devices}", turn)
         case = Case.of(MODEL, on=str(DEVICES), batch=1, side=options.size)
-        _plan(case, options.room, folder / "plan.json")
+        _plan(case, parse_bytes(options.memory), folder / "plan.json")
         job = _job(case, f"plan {folder / 'plan.json'}", folder / "plan")
         _tell(
             f"the plan, batch 1, devices: {DEVICES}", take_turn(job, Seats(hosts, range(DEVICES)))
@@ -84,14 +85,14 @@ def _job(case: Case, peer: str, folder: Path) -> Job:
     )
 
 
-def _plan(case: Case, room: str, path: Path) -> None:
+def _plan(case: Case, limit_bytes: int, path: Path) -> None:
     task = Task.make(case)
     graph = export(WithLoss(task.model), (task.images,)).graph
-    plan = Wishes(memory=room).plan(graph, DEVICES)
-    program = lower(graph, plan)
-    needs = [bytes_text(memory_bytes(program, device)) for device in range(DEVICES)]
-    print(f"predicted beside the idle process: {', '.join(needs)}", flush=True)
-    plan.save(path)
+    board = Figures("small", FLOPS_PER_S, limit_bytes, BITS_PER_S / 8)
+    found = Wishes(profile=guessed([board] * DEVICES)).search(graph, DEVICES).best
+    needs = ", ".join(map(bytes_text, found.prediction.memory_bytes))
+    print(f"plan: {found.name}; predicted beside the idle process: {needs}", flush=True)
+    found.plan.save(path)
 
 
 def _tell(what: str, turn: Turn) -> None:

@@ -19,17 +19,18 @@ from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.graph.export import export
+from terrazzo.optimizers import spare_compiler
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import delivered_bytes
-from terrazzo.planning import Planner, informed
+from terrazzo.planning import Planner, given_profile, informed
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.records.trial import Trial
 from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
-from terrazzo.runtime.ceiling import SMALL_BYTES, ceiling_bytes
+from terrazzo.runtime.ceiling import is_small
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.energy import open_log
 from terrazzo.runtime.joining import Later
@@ -37,7 +38,7 @@ from terrazzo.runtime.links import Links, connect
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
-from terrazzo.runtime.start import join, told_without
+from terrazzo.runtime.start import join, tell_losses_shortly, told_without
 from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -49,9 +50,9 @@ RESUME = "TERRAZZO_RESUME"
 RECOVER = "TERRAZZO_RECOVER"
 """The variable that says whether the starter lets the others go on when a device is lost; who is
 started by somebody else has none."""
-MEMBERS, JOIN = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
-"""The file in which the devices of a run write down where they are, for those who come later; and
-the variable that is 1 for such a one."""
+MEMBERS, JOIN, NAME = "TERRAZZO_MEMBERS", "TERRAZZO_JOIN", "TERRAZZO_NAME"
+"""The file in which the devices of a run write down where they are, for those who come later;
+the variable that is 1 for such a one; and the one that has what people call this device."""
 TRIAL = "TERRAZZO_TRIAL"
 """The variable that says under which condition a script is fed for some steps, and then ended."""
 ALIGN_EVERY = 50
@@ -64,17 +65,20 @@ def init(
 ) -> int:
     """Joins the other devices, from the environment that ``terrazzo run`` or torchrun sets.
 
-    Gives this device's number. Alone, it does nothing and gives 0. ``timeout_s`` bounds every
-    wait for another device. With ``recover`` the loss of a device is survived (docs/recovery.md);
-    left open, it is where ``terrazzo run`` has started the devices. ``reader`` is the device that
-    reads the data where nothing else is said, by default 0; where two halves of the devices lose
-    each other, the half with it goes on.
+    Gives this device's number; one that was lost and comes back has the number it had. Alone, it
+    does nothing and gives 0. ``timeout_s`` bounds every wait for another device. With ``recover``
+    the loss of a device is survived (docs/recovery.md); left open, it is where ``terrazzo run`` has
+    started the devices. ``reader`` is the device that reads the data where nothing else is said, by
+    default 0; where two halves of the devices lose each other, the half with it goes on.
     """
+    if is_small():
+        spare_compiler()  # a script may make its optimiser before it wraps the model
     members, credentials = os.environ.get(MEMBERS), Credentials.read(os.environ)
+    name = os.environ.get(NAME, "")
     if members and os.environ.get(JOIN) == "1":
         links = connect()
         links.later = links.later or Later.read(
-            Path(members), timeout_s=timeout_s, credentials=credentials
+            Path(members), timeout_s=timeout_s, credentials=credentials, name=name
         )
     else:
         has_joined = join(os.environ, timeout_s=timeout_s)
@@ -82,7 +86,8 @@ def init(
         if reader is not None and not 0 <= reader < links.devices:
             raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
-            watch(links, tie=reader or 0, credentials=credentials)
+            watch(links, tie=reader or 0, credentials=credentials, name=name)
+            tell_losses_shortly()
         elif has_joined and links.device == 0 and recover is None and RECOVER not in os.environ:
             say = told_without(os.environ, links.devices)
             print(f"terrazzo: {say}", file=sys.stderr, flush=True)
@@ -100,8 +105,9 @@ def init(
         every = int(os.environ.get(EVERY_CALL, EVERY_CALL_UNTIL))
         recorder = Recorder(Path(folder), number, every_until=every)
         links.recorder = recorder.with_energy(energy)
+    own = links.device if links.later is None else int(os.environ.get("RANK", links.device))
     take_seat(links, os.environ, int(os.environ.get("RANK", links.device)))
-    return links.device
+    return own
 
 
 def _together() -> bool:
@@ -155,7 +161,8 @@ def plan(
         graph, count = export(model, _checked(example)).graph, devices or _devices()
     delivered = delivered_bytes(delivery)
     wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
-    return informed(wishes, profile, graph=graph, devices=count).plan(graph, count)
+    known = given_profile(profile, graph)
+    return informed(wishes, known, graph=graph, devices=count).plan(graph, count)
 
 
 def parallelize(
@@ -206,9 +213,10 @@ def parallelize(
         wishes,
         plan=plan if links.later is None else None,
         profile=profile,
-        measures=on_cpu and links.later is None,
+        measures=on_cpu if links.later is None else None,
     )
-    small = ceiling_bytes() < SMALL_BYTES
+    if small := is_small():
+        spare_compiler()
     short = small or memory is not None or objective == "memory" or passes > 0
     lean = short or (plan is not None and any(group.passes for group in plan.groups))
     own = (torch.initial_seed() if seed is None else seed) % (1 << 63)

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL, PLACE, WHERE
+from terrazzo.measure.key import MODEL, PLACE, WHERE, refuse_other
 from terrazzo.measure.store import ProfileStore
 from terrazzo.measure.together import are_apart, measure_together
 from terrazzo.planner import Wishes
@@ -20,12 +21,14 @@ from terrazzo.planner.feedback import slowed
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.retarget import retarget
+from terrazzo.planner.wishes import room_beside_idle_bytes
 from terrazzo.records import Graph, Layout, Plan, document
 from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import seconds_text
+from terrazzo.runtime.ceiling import ceiling_bytes, is_small
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
@@ -56,17 +59,20 @@ def kept_profile(
     return max(found, key=lambda profile: profile.measured_s, default=None)
 
 
-def informed(
-    wishes: Wishes, profile: Profile | str | Path | None, *, graph: Graph, devices: int
-) -> Wishes:
+def informed(wishes: Wishes, profile: Profile | None, *, graph: Graph, devices: int) -> Wishes:
     """The wishes with a profile: the one that was given, or one that was kept."""
     if not wishes.is_open or devices == 1:
         return wishes
+    return replace(wishes, profile=profile or _kept_here(graph, devices))
+
+
+def given_profile(profile: Profile | str | Path | None, graph: Graph) -> Profile | None:
+    """What a script gave, read; refused where it is of another model or another torch."""
     if profile is None:
-        profile = _kept_here(graph, devices)
-    elif not isinstance(profile, Profile):
-        profile = Profile.load(Path(profile))
-    return replace(wishes, profile=profile)
+        return None
+    found = profile if isinstance(profile, Profile) else Profile.load(Path(profile))
+    refuse_other(found.key, graph, running=True)
+    return found
 
 
 def _kept_here(graph: Graph, devices: int) -> Profile | None:
@@ -91,15 +97,19 @@ class Planner:
         *,
         plan: Plan | None = None,
         profile: Profile | str | Path | None = None,
-        measures: bool = False,
+        measures: bool | None = None,
     ) -> None:
-        """``measures``: where there is no profile yet, devices on several machines make one."""
+        """``measures``: whether this device could measure itself. Where there is no profile yet,
+        devices on several machines make one, if all could; None: nobody asks."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
-        self.links, self.wishes, self.profile = links, wishes, profile
+        self.links, self.wishes = links, wishes
+        self.profile: Profile | None = None
+        self._told = profile
+        """The profile as it was given; it is read and checked when the first graph is there."""
         self._given, self._measures, self._is_new = plan, measures, False
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
@@ -158,12 +168,10 @@ class Planner:
         kinds = {_kind(layout) for layout in layouts}
         layout = kinds.pop() if len(kinds) == 1 else "auto"
         self.wishes = replace(wishes, layout=layout, memory=memory, passes=passes)
-        if isinstance(self.profile, Profile) and len(places) == len(kept):
-            self.profile = self.profile.of(places)
-        else:
-            self.profile = None
+        known = self.profile if len(places) == len(kept) else None
+        self.profile, self._told = known and known.of(places), None
         self._given = self._first = self._foreseen = None
-        self._measures = False  # who lost a device wants to go on
+        self._measures = None  # who lost a device wants to go on
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -174,15 +182,16 @@ class Planner:
 
     def _measure(self, graph: Graph) -> None:
         """Devices that nobody has measured with this model do it now, once: device 0 keeps it."""
-        links, data = self.links, None
-        if links.devices == 1 or not self._measures:
+        links, agrees = self.links, self._measures
+        if links.devices == 1 or agrees is None:
             return
-        if links.device == 0:
-            wanted = self.profile is None and _kept_here(graph, links.devices) is None
-            data = PLANNED if wanted and os.environ.get(MEASURE, "").lower() not in OFF else REFUSED
-        if links.broadcast_bytes(data) == REFUSED or not are_apart(links):
+        if links.device == 0 and agrees:
+            given = self._told is not None or self.profile is not None
+            unknown = not given and _kept_here(graph, links.devices) is None
+            agrees = unknown and os.environ.get(MEASURE, "").lower() not in OFF
+        if "no" in links.gather_text("yes" if agrees else "no") or not are_apart(links):
             return
-        self._measures = False
+        self._measures = None
         place = os.environ.get(WHERE) or f"{links.devices} devices"
         found = measure_together(
             links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
@@ -240,13 +249,17 @@ class Planner:
 
     def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
         devices = self.links.devices
+        self._read(graph)
         if slowness:
-            assert isinstance(self.profile, Profile), "a plan was predicted by it"
+            assert self.profile is not None, "a plan was predicted by it"
             self.profile = slowed(self.profile, slowness)
         known = informed(self.wishes, self.profile, graph=graph, devices=devices)
         if known.profile is None:
-            return PLANNED + known.plan(graph, devices).to_json().encode()
-        plan = known.plan(graph, devices)
+            return PLANNED + _unmeasured(known, graph, devices).to_json().encode()
+        found = known.search(graph, devices)
+        plan = found.best.plan
+        if found.misfit:
+            _say(f"no plan fits into these devices, the fastest is taken: {found.misfit}")
         if slowness and self._first is not None:
             plan = self._better(plan, self._first[1], graph, known.profile)
         return DECIDED + plan.to_json().encode()
@@ -287,16 +300,19 @@ class Planner:
         self._foreseen = Foreseen(graph.digest, None if told is None else tuple(told))
 
     def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
-        profile, devices = self.profile, self.links.devices
-        if profile is None:
-            profile = _kept_here(graph, devices)
-        elif not isinstance(profile, Profile):
-            profile = Profile.load(Path(profile))
+        self._read(graph)
+        devices = self.links.devices
+        profile = self.profile or _kept_here(graph, devices)
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
         # Of what net does: the input comes before, and not every script is fed by one device.
         return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+
+    def _read(self, graph: Graph) -> None:
+        """The profile that was given, once: graphs that come later are of other sizes."""
+        if self._told is not None:
+            self.profile, self._told = given_profile(self._told, graph), None
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None
@@ -309,11 +325,20 @@ class Planner:
                 path.replace(folder / f"plan-{number}.json")
             plan.save(path)
             document.write(folder / "graph.json", graph.to_json() + "\n")
-            if prediction is not None and isinstance(self.profile, Profile):
+            if prediction is not None and self.profile is not None:
                 document.write(folder / "prediction.json", prediction.to_json() + "\n")
                 self.profile.save(folder / "profile.json")
         except (OSError, UsageError) as error:
             print(f"terrazzo: the plan is not recorded: {error}; training goes on", file=sys.stderr)
+
+
+def _unmeasured(wishes: Wishes, graph: Graph, devices: int) -> Plan:
+    """A plan for devices that are taken to be as small as this one, if it is small."""
+    if wishes.memory is None and is_small():
+        room_bytes = room_beside_idle_bytes(ceiling_bytes())
+        with suppress(PlanError):  # nothing fits: what there is may, it was only counted
+            return replace(wishes, memory=room_bytes).plan(graph, devices)
+    return wishes.plan(graph, devices)
 
 
 def _say(text: str) -> None:

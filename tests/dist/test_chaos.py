@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,75 @@ SEED, FAULTS = 93, 5
 
 
 @pytest.mark.timeout(240)
-def test_some_rounds_of_chaos() -> None:
-    command = [
-        sys.executable,
-        str(TOOLS / "chaos.py"),
-        "--seed",
-        str(SEED),
-        "--faults",
-        str(FAULTS),
-    ]
+def test_some_rounds_of_chaos(tmp_path: Path) -> None:
+    saved, options = tmp_path / "all.json", f"--seed {SEED} --faults {FAULTS} --save"
+    command = [sys.executable, str(TOOLS / "chaos.py"), *options.split(), str(saved)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 rounds failed" in done.stdout
-    assert "channels" in done.stdout
+    told = json.loads(saved.read_text(encoding="utf-8"))
+    assert (told["faults"], told["failed"]) == (FAULTS, [])
+    assert sum(told["kinds"].values()) == sum(told["places"].values()) == FAULTS
+    assert 0 < told["on_cut_weights"] < FAULTS
+    assert json.loads(done.stdout.splitlines()[-1])["failed"] == []
+
+
+@pytest.mark.parametrize("faults", [1, 2, 13])
+def test_exactly_as_many_faults_as_asked_for(faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rounds are on their way, and where some strikes do not come to pass."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from chaos import cases, parsed, played
+    from chaos_round import Outcome
+
+    class Crew:
+        """Rounds end in the order in which they were begun, and every third strikes nobody."""
+
+        def __init__(self) -> None:
+            self.begun: list[tuple[int, Any]] = []
+
+        @property
+        def has_room(self) -> bool:
+            return len(self.begun) < 3
+
+        def play(self, number: int, case: Any) -> None:
+            self.begun.append((number, case))
+
+        def next(self, limit_s: float | None) -> tuple[int, Outcome]:
+            number, case = self.begun.pop(0)
+            struck = case.strikes if number % 3 else []
+            return number, Outcome(struck_s={strike.device: 0.0 for strike in struck})
+
+    options = parsed(["--seed", "1", "--faults", str(faults)])
+    rounds = list(played(cases(options), Crew(), wanted=faults))
+    assert sum(len(found.struck_s) for _, _, found in rounds) == faults
+
+
+def test_long_rounds_come_first_where_they_share_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from chaos import cases, parsed
+
+    alone = list(cases(parsed("--seed 1 --faults 40".split())))
+    shared = list(cases(parsed("--seed 1 --faults 40 --at-once 4".split())))
+    assert [number for number, _ in alone] == list(range(90))
+    assert sorted(shared, key=lambda one: one[0]) == alone  # the same rounds
+    needed = [case for _, case in shared if case in [c for _, c in alone[:20]]]
+    assert any(strike.kind == "hang" for strike in shared[0][1].strikes)
+    lengths = [case.expected_s for case in needed]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_limit_ends_what_still_runs_and_sums_up_the_rest(tmp_path: Path) -> None:
+    """Rounds that have not ended by then are nobody's fault, and are not counted."""
+    saved = tmp_path / "all.json"
+    options = f"--seed {SEED} --faults 50 --within 25 --save {saved}"
+    command = [sys.executable, str(TOOLS / "chaos.py"), *options.split()]
+    begin_s = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert time.monotonic() - begin_s < 100
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, told["failed"]) == (1, []), done.stdout + done.stderr
+    assert told["faults"] < 50
 
 
 @pytest.fixture

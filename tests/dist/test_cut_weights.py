@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from devices import run_on
+from refusal import refusal
 from torch import Tensor, nn
 
 import terrazzo as tz
@@ -188,14 +189,7 @@ def refusals(layout: str) -> list[str]:
         lambda: copy.deepcopy(net[0]),
         lambda: torch.save({"w": weight.detach()}, io.BytesIO()),
     ]
-    told = []
-    for attempt in attempts:
-        try:
-            attempt()
-            told.append("")
-        except UsageError as error:
-            told.append(str(error))
-    return told
+    return [refusal(UsageError, attempt) for attempt in attempts]
 
 
 def test_what_needs_the_missing_elements_is_refused_by_name() -> None:

@@ -173,24 +173,28 @@ def test_what_is_faster_is_found_out() -> None:
 # ---- sent ahead ---------------------------------------------------------------------------------
 
 
-def ahead(leave_at: int) -> tuple[list[tuple[Any, ...]], int]:
+def ahead(leave_at: int, parts: str) -> tuple[list[tuple[Any, ...]], int]:
     """Two ways through the data, the first of which may be left early; batches sent ahead."""
     measured = choice.Choice.is_ahead
     choice.Choice.is_ahead = True  # type: ignore[assignment,method-assign]
     try:
-        return _ahead(leave_at)
+        return _ahead(leave_at, parts)
     finally:
         choice.Choice.is_ahead = measured  # type: ignore[method-assign]
 
 
-def _ahead(leave_at: int) -> tuple[list[tuple[Any, ...]], int]:
+def _ahead(leave_at: int, parts: str) -> tuple[list[tuple[Any, ...]], int]:
     net = net_for("tiles:2,1x1")
-    data = Plainer(count=4 * BATCH + 3) if net.links.device == 0 else None
+    options: dict[str, Any] = dict(SIX)
+    count, me = 4 * BATCH + 3, net.links.device
+    data = Plainer(count=count) if parts == "halves" or me == 0 else None
+    if parts != "one":
+        options["mine"] = range(me, count, 2) if parts == "halves" else range(count)
     found, posted = [], 0
     for way in range(2):
-        feed = Feed(source_of(data, net, **SIX) if data else None, net, inputs=1, reader=0)
+        feed = Feed(source_of(data, net, **options) if data else None, net, inputs=1, reader=0)
         for number, (x, y) in enumerate(feed):
-            posted += feed._posted is not None
+            posted += feed._posted is not None or feed.many.posted is not None
             net(x.double() / 255)  # its messages travel beside those of the batch
             found.append((x.box.slices(), x.tensor, y))
             if way == 0 and number == leave_at:
@@ -199,10 +203,12 @@ def _ahead(leave_at: int) -> tuple[list[tuple[Any, ...]], int]:
     return found, posted
 
 
-def test_batches_sent_ahead_are_the_same() -> None:
+@pytest.mark.parametrize("parts", ["one", "halves", "all of it on one"])
+def test_batches_sent_ahead_are_the_same(parts: str) -> None:
     (right,) = run_on(1, plainer_batches)
-    for leave_at, ways in ((2, right[:3] + right[5:]), (9, right)):
-        for batches, posted in run_on(2, ahead, leave_at):
+    left_early, whole = (2, right[:3] + right[5:]), (9, right)
+    for leave_at, ways in (left_early, whole) if parts == "one" else (left_early,):
+        for batches, posted in run_on(2, ahead, leave_at, parts):
             assert posted >= len(batches) - 4, "all but the first and those of another shape"
             assert len(batches) == len(ways)
             for (box, x, y), (whole, labels) in zip(batches, ways, strict=True):
@@ -250,10 +256,11 @@ def struck(parts: str, device: int, method: str, at: int) -> dict[str, Any]:
     me = net.links.device
     if me == device:
         strike(net.links, method, die, at=at)
-    if parts == "ahead":
+    if "ahead" in parts:
         choice.Choice.is_ahead = True  # type: ignore[assignment,method-assign]
+    if parts == "ahead":
         return trained(net, Plainer(), **SIX)
-    mine = PARTS[parts](me)
+    mine = PARTS[parts.removesuffix(" ahead")](me)
     return trained(net, Plainer(mine), mine=mine, **SIX)
 
 
@@ -275,8 +282,11 @@ def unstruck() -> dict[str, Any]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("parts", "method", "at"),
-    [("overlapping", "depart", 3), ("overlapping", "sum_later", 2), ("ahead", "depart", 9)],
-)
+    [
+        ("overlapping", "depart", 3), ("overlapping", "sum_later", 2), ("ahead", "depart", 9),
+        ("overlapping ahead", "depart", 9),
+    ],
+)  # fmt: skip
 def test_what_a_lost_device_had_is_read_by_another(parts: str, method: str, at: int) -> None:
     (right,) = run_on(1, unstruck)
     for fate in fates(3, struck, parts, 0, method, at)[1:]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from devices import run_on
 from plain import cnn
 
 import terrazzo as tz
-from terrazzo import planning
+from terrazzo import api, planning
 from terrazzo.errors import RunError
 from terrazzo.measure import together
 from terrazzo.records.profile import Profile
@@ -48,6 +49,18 @@ def planned(folder: str, apart: bool, failing: int, setting: str) -> dict[str, A
     return {"said": said, "off": off, "profile": isinstance(net._plans.profile, Profile)}
 
 
+def beside_a_gpu(folder: str, which: int) -> dict[str, Any]:
+    """As a device whose weights are on a GPU asks for its plan."""
+
+    def on_a_gpu(*args: Any, **options: Any) -> planning.Planner:
+        return planning.Planner(*args, **options | {"measures": False})
+
+    if tz.init() != which:
+        return planned(folder, True, -1, "")
+    with mock.patch.object(api, "Planner", on_a_gpu):
+        return planned(folder, True, -1, "")
+
+
 def test_a_profile_is_made_once_and_kept(tmp_path: Path) -> None:
     first, second = run_on(2, planned, str(tmp_path), True, -1, "")
     assert first["off"] < 1e-10 and second["off"] < 1e-10
@@ -68,6 +81,13 @@ def test_who_cannot_measure_does_not_stop_a_training(tmp_path: Path) -> None:
     first, second = run_on(2, planned, str(tmp_path), True, 1, "")
     assert first["off"] < 1e-10 and second["off"] < 1e-10
     assert "measuring failed (device1: no clock)" in first["said"][0]
+    assert not (tmp_path / "terrazzo").exists()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_nobody_measures_where_one_cannot(tmp_path: Path, which: int) -> None:
+    for found in run_on(2, beside_a_gpu, str(tmp_path), which):
+        assert found["off"] < 1e-10 and found["said"] == ["", ""]
     assert not (tmp_path / "terrazzo").exists()
 
 

@@ -230,7 +230,7 @@ def test_half_goes_on_with_the_tie_breaker_only() -> None:
     agreed(fates(2, training, 1, "depart", 7), (0,))
     lost = fates(2, training, 0, "depart", 7)[1]
     assert (lost.kind, lost.what) == ("raised", "PeerLost")
-    assert "device 0 (lost its connection" in lost.message
+    assert "1 of 2 devices are gone (device 0: lost its connection" in lost.message
     assert "half with device 0" in lost.message
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from expendable import die, fates
+from expendable import die, fates, strike
 from plain import assert_close, cnn, state
 from test_recovery import Found, told
 from test_spares import SHAPE, loader, parts, step, validate, wait_until
@@ -118,6 +118,39 @@ def moving() -> Found:
 
 def test_half_made_moves_are_taken_back_everywhere() -> None:
     right(fates(2, moving), 2)
+
+
+CUTTING = {
+    "moving": ("links", "exchange", 2),
+    "moved": ("net", "_make_ready", 1),
+    "copying": ("spares", "_copied", 1),
+}
+
+
+def cutting(place: str) -> Found:
+    """A change of plans cuts whole weights; one dies before there are copies, or just then."""
+    tz.init(recover=True)
+    net = tz.parallelize(cnn(bias=False), (X,), layout="samples")
+    used = parts(net)
+    run = tz.Run(net, *used, loader=loader(), spare_every=2)
+    for _ in run.epochs(1):
+        for x, y in run.feed():
+            step(net, x, y, used)
+            if run.steps == 3:
+                plan = tz.plan(net, (X,), layout="channels")
+                if net.links.device == 1:
+                    whose, method, at = CUTTING[place]
+                    targets = {"links": net.links, "net": net, "spares": run.spares}
+                    strike(targets[whose], method, die, at=at)
+                net.change_plan(plan, used[0])
+    return told(net, [])
+
+
+@pytest.mark.parametrize("place", list(CUTTING))
+def test_a_device_is_lost_before_new_parts_have_copies(place: str) -> None:
+    found = fates(3, cutting, place)
+    assert found[1].kind == "gone"
+    right(found, 2)
 
 
 def reading_state() -> Found:

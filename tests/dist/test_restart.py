@@ -51,7 +51,19 @@ save_file(state, out / f"{who}.safetensors")
 print("members", len(net.links.members), flush=True)
 """
 
+RAISES = """
+import torch
+from torch import nn
+import terrazzo as tz
 
+me = tz.init()
+x = torch.zeros(2, 2, 12, 12)
+net = tz.parallelize(nn.Conv2d(2, 4, 3), (x,), layout="tiles:3x1")
+for step in range(4):
+    net(x).mean().backward()
+    if me == 1 and step == 2:
+        raise ValueError("bad pixel")
+"""
 EPOCHS = 3
 
 
@@ -84,7 +96,24 @@ def test_a_lost_device_is_started_again_and_joins(tmp_path: Path) -> None:
     assert "device1 is started again, to join them" in done.stderr
     assert done.stdout.count("members 3") == 3, done.stdout + done.stderr
     found = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-    assert found[-1].startswith("again")
+    assert found[-1] == "again-1.safetensors", "it has the number it had"
+    assert "(device1) has joined: 3 devices go on" in done.stderr
     for name in found:
         assert_close(load_file(tmp_path / name), quiet())
     assert not (tmp_path / "run" / "members.json").exists(), "it held a secret"
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_raises_is_named_and_the_others_say_why_they_end_in_a_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(RAISES)
+    words = ["--on", "3", "--no-record", "train.py"]
+    command = [sys.executable, "-m", "terrazzo.cli", "run", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "terrazzo: error: device1 failed with exit status 1" in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(("device0", "device2"))]
+    why = "terrazzo: PeerLost: device 1 failed: ValueError: bad pixel"
+    assert [line.split(" | ")[1] for line in said if "4 devices" not in line][-2:] == [why, why]
+    assert not any("Traceback" in line for line in said)

@@ -49,8 +49,8 @@ def moves(links: Links, size: int) -> None:
     others = [device for device in everybody if device != own]
     inbox = {device: torch.zeros(size, dtype=torch.float64) for device in others}
     links.exchange(
-        [(device, 0, numbers(own, size)) for device in others],
-        [(device, 0, inbox[device]) for device in others],
+        [(device, numbers(own, size)) for device in others],
+        [(device, inbox[device]) for device in others],
     )
     for device, arrived in inbox.items():
         assert torch.equal(arrived, numbers(device, size))

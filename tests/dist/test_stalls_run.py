@@ -71,9 +71,13 @@ def resident(number):
 path.read_bytes()
 with path.open("r+b") as file:
     before = resident(file.fileno())
-watch = Watch(evicts=sys.argv[2] == "cold")
+own = path.with_name("run")
+own.mkdir()
+(own / "notes").touch()
+watch = Watch(evicts=sys.argv[2] == "cold", own=own)
 watch.begin()
 path.open("rb").close()
+(own / "notes").open("rb").close()
 with path.open("r+b") as file:
     print(before > 0.9, resident(file.fileno()) < 0.5, watch.folder == str(path.parent))
 """
@@ -87,7 +91,7 @@ def test_a_slow_data_set_is_found_to_be_slow(
     (tmp_path / "train.py").write_text(KEPT + SCRIPT)
     arguments = ["data", "stalls", "--steps", "3", "--save", "found.json", "train.py"]
     assert main(arguments) == 0
-    out = capfd.readouterr().out
+    out, err = capfd.readouterr()
     found = json.loads((tmp_path / "found.json").read_text())
     injected_s = BATCH * SLEEP_S
     pipeline, usual = found["pipeline"], found["usual"]
@@ -101,6 +105,8 @@ def test_a_slow_data_set_is_found_to_be_slow(
     assert "waiting in the data set" in out, "nothing was read"
     assert "Limit: data set" in out
     assert "4 workers" in out
+    assert "cold: files from storage" in err
+    assert "storage: the medium" not in err, "no file was read"
     (page,) = tmp_path.glob("runs/*-stalls-train/stalls.html")
     assert "<rect" in page.read_text()
     batches = [line for line in out.splitlines() if "| batch" in line]

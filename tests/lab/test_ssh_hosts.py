@@ -348,6 +348,8 @@ class TestRefused:
     ) -> None:
         said = refused(capfd, devices.cluster(roomy_0=['python = "~/none/python"']))
         assert "roomy-0 has no Python as ~/none/python" in said
+        said = refused(capfd, devices.cluster(roomy_1=['python = "/bin/true"']))
+        assert "roomy-1: /bin/true ended without a word: is it Python" in said
 
     def test_a_full_disk(
         self, devices: SshDevices, project: Path, capfd: pytest.CaptureFixture[str]

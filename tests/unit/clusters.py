@@ -53,7 +53,7 @@ def profile(
     together = rate if shared else rate * count
     network = Network((link,) * count, shared, rate, together, (), ())
     return Profile(
-        {"model": "made up", "devices": f"{count} made up"},
+        {"devices": f"{count} made up"},
         tuple(device(f"d{i}", speed, memory_bytes) for i, speed in enumerate(rates)),
         network if count > 1 else None,
         0.0,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.batch import describe, rebuild
@@ -177,3 +179,65 @@ def test_a_batch_never_names_code_that_others_would_import() -> None:
     header["tree"] = pytree.treespec_dumps(pytree.tree_structure(named))
     with pytest.raises(UsageError, match="plain dicts"):
         rebuild(header, tensors, None)
+
+
+class Labelled(Dataset[Any]):
+    """A picture and its label, in a file of text; what is wrong with a file, nobody says."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        for number in range(8):
+            (folder / f"{number}.bin").write_bytes(bytes([number] * 12))
+            (folder / f"{number}.json").write_text(json.dumps({"label": number}))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        data = (self.folder / f"{index}.bin").read_bytes()
+        if len(data) < 12:
+            raise ValueError("cut short")
+        with (self.folder / f"{index}.json").open() as file:
+            return torch.tensor(list(data)), int(json.load(file)["label"])
+
+
+class AtOnce(Labelled):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class InOrder(IterableDataset[Any]):
+    def __init__(self, data: Labelled) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [Labelled, AtOnce])
+@pytest.mark.parametrize("name", ["5.bin", "5.json"])
+def test_a_file_is_named_that_the_error_does_not_name(
+    tmp_path: Path, workers: int, kind: type[Labelled], name: str
+) -> None:
+    data = kind(tmp_path / "data")
+    (data.folder / name).write_bytes(b"?")
+    found, error = until_it_fails(of(data, workers))
+    assert f"data/{name})" in str(error)
+    assert "sample" in str(error)
+    assert found == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_that_the_loader_makes_itself_fail_in_words(tmp_path: Path, workers: int) -> None:
+    data = Labelled(tmp_path / "data")
+    (data.folder / "5.bin").write_bytes(b"?")
+    loader = DataLoader(InOrder(data), batch_size=4, num_workers=workers)
+    found, error = until_it_fails(Source(loader, Options(skip=True)))
+    assert found == [0, 1, 2, 3]
+    assert "batch 1 of InOrder" in str(error)
+    assert "ValueError: cut short" in str(error)
+    assert ("5.bin" in str(error)) == (workers == 0), "who else opens files is not seen"
+    assert 'bad="skip" is not possible here: the data set is iterable' in str(error)
+    assert isinstance(error.__cause__, ValueError)

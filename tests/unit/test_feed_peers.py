@@ -17,7 +17,7 @@ import pytest
 from terrazzo.feed import pantry as pantry_module
 from terrazzo.feed import peers as module
 from terrazzo.feed.form import freeze
-from terrazzo.feed.pantry import ASK, SIZE, YES, Address, Pantry
+from terrazzo.feed.pantry import ASK, MARK_BYTES, PUT, SIZE, YES, Address, Pantry
 from terrazzo.feed.peers import ABSENT, Peers, owner_of
 from terrazzo.members import hello
 
@@ -67,6 +67,19 @@ def test_a_full_pantry_says_so(pantry: Pantry, peers: Make) -> None:
     assert reader.put(pantry.address, 99, bytes(2 * MIB)) is False
     assert reader.get(pantry.address, 3) == bytes(100_000), "it is still there"
     assert reader.put(pantry.address, 3, bytes(100_000)), "and takes no room again"
+
+
+def test_what_is_announced_counts_before_it_is_here(pantry: Pantry, peers: Make) -> None:
+    reader, slow = peers(b"k"), peers(b"k")
+    assert slow.put(pantry.address, 0, bytes(100)), "it is known there"
+    line = slow._peers[pantry.address].line
+    assert line is not None
+    line.sendall(ASK.pack(PUT, slow._shelf, 1) + SIZE.pack(MIB // 2, bytes(MARK_BYTES)))
+    assert line.recv(1) == YES, "there is room for it"
+    assert reader.put(pantry.address, 2, bytes(MIB // 2)) is False
+    assert reader.put(pantry.address, 3, bytes(MIB // 4)), "and for this, too"
+    line.sendall(bytes(MIB // 2))
+    assert line.recv(1) == YES
 
 
 def test_memory_that_was_given_back_is_told(pantry: Pantry, peers: Make) -> None:
@@ -154,10 +167,18 @@ def test_a_peer_that_is_slow_is_left_alone(monkeypatch: pytest.MonkeyPatch, peer
     monkeypatch.setattr(module, "ANSWER_S", 0.05)
     reader, liar = peers(b"k"), Liar([YES], pause_s=0.5)
     assert reader.get(liar.address, 1) is None
-    before = reader._peers[liar.address].asked
+    peer = reader._peers[liar.address]
     assert reader.get(liar.address, 2) is None
     assert reader.put(liar.address, 2, b"x") is None
-    assert reader._peers[liar.address].asked == before, "nobody is called again"
+    assert peer.failed == 1, "nobody is called again"
+    for times in (2, 4):
+        peer.until = 0.0  # its time is over
+        before = time.monotonic()
+        assert reader.get(liar.address, 1) is None
+        assert peer.until - before >= times * module.ALONE_S, "who fails again waits longer"
+    peer.until, peer.failed = 0.0, 60
+    assert reader.get(liar.address, 1) is None
+    assert peer.until - time.monotonic() <= module.MOST_ALONE_S
 
 
 def test_a_right_answer_that_drips_is_too_late(
@@ -176,9 +197,17 @@ def test_a_peer_that_is_slower_than_storage_is_asked_now_and_then(
     reader = peers(b"k")
     assert reader.put(pantry.address, 1, bytes(1000))
     reader.saw_storage(1e-12, 1000)
-    found = [reader.get(pantry.address, 1) is not None for _ in range(63)]
-    assert Counter(found) == {True: 2, False: 61}, "one in 32"
+    peer = reader._peers[pantry.address]
+    assert reader.get(pantry.address, 1) is None
     assert reader.put(pantry.address, 2, bytes(1000)) is None, "nor is it sent anything"
+    peer.again = 0.0
+    before = time.monotonic()
+    assert reader.get(pantry.address, 1) is not None
+    took_s = time.monotonic() - before
+    assert before < peer.again <= time.monotonic() + took_s / module.TRY_SHARE, "1 % of the time"
+    peer.took(2.0, 1000)
+    assert peer.again > time.monotonic() + 190, "one that takes long is tried seldom"
+    assert reader.get(pantry.address, 1) is None
 
 
 def test_a_stranger_takes_no_place_from_others(

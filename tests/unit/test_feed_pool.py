@@ -230,3 +230,14 @@ def test_a_data_set_of_inference_tensors_can_be_looked_at() -> None:
     assert likeness(data) == before
     data.scale = 2.0
     assert likeness(data) != before
+
+
+def test_a_path_that_is_used_has_not_changed() -> None:
+    data = Numbers()
+    data.paths = [Path("a") / f"{number}.jpg" for number in range(40)]  # type: ignore[attr-defined]
+    before = likeness(data)
+    for path in data.paths:  # type: ignore[attr-defined]
+        str(path)
+    assert likeness(data) == before
+    data.paths[0] = Path("b")  # type: ignore[attr-defined]
+    assert likeness(data) != before

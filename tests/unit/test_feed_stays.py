@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from terrazzo.errors import DataError
+from terrazzo.feed.passage import DRAWS
+from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stays import copies_reason, stays_reason
-from terrazzo.feed.tuner import Settings
+from terrazzo.feed.tuner import MOST_WORKERS, Settings
+from terrazzo.records.trial import WARM, Trial
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import SIZE, Numbers, flat
@@ -126,9 +130,16 @@ def test_what_is_open_and_what_is_not(tmp_path: Path) -> None:
     assert "generator" in copies_reason(Holds([lambda: iter(()), (i for i in range(3))]))
     for harmless in (
         threading.Lock(), lambda x: x, torch.nn.Linear(2, 2), {"a": (1, 2)}, tmp_path, Numbers(),
-        np.zeros(3), torch.rand, np.random.rand, str.lower, memoryview(b"a"),
+        np.zeros(3), torch.rand, np.random.rand, str.lower, memoryview(b"a"), struct.Struct("<q"),
     ):  # fmt: skip
         assert copies_reason(Holds(harmless)) == "", harmless
+
+
+def test_workers_that_cannot_be_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(":memory:") as connection:
+        Source(DataLoader(Holds(connection), 4), Options(workers=2))
+    connection.close()
+    assert "workers=2 cannot make batches" in capsys.readouterr().err
 
 
 def test_workers_that_a_script_wants_get_its_files(tmp_path: Path) -> None:
@@ -166,3 +177,28 @@ def test_samples_are_named_by_whatever_the_sampler_gives(sampler: Any) -> None:
     )
     batches = list(Source(loader, Options(workers=0, seed=1)))
     assert [name for batch in batches for _, name in batch] == [str(one) for one in sampler]
+
+
+def seeded(data: Dataset[Any]) -> DataLoader[Any]:
+    return seeded_loader(
+        data, seed=1, batch_size=4, shuffle=True, sampler=None, collate=None, drop_last=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("loader", "most", "why"),
+    [
+        (DataLoader(Numbers(), 4), MOST_WORKERS, ""),
+        (DataLoader(Numbers(draws=True), 4), 0, DRAWS),
+        (DataLoader(Numbers(draws=True), 4, num_workers=2), 2, ""),
+        (seeded(Numbers(draws=True)), MOST_WORKERS, ""),
+        ([torch.zeros(1)], 0, "batches come from list as it is"),
+    ],
+)
+def test_a_trial_tells_how_many_workers_could_make_the_same(
+    loader: Any, most: int, why: str, tmp_path: Path
+) -> None:
+    trial = Rehearsal(Trial(WARM, 3), tmp_path)
+    trial.watch.has_begun = True  # there is no end to it but that of the process
+    trial.loader(loader)
+    assert trial.workers() == (most, why)

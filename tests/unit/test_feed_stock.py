@@ -259,6 +259,21 @@ def test_small_changes_of_memory_change_nothing(memory: dict[str, int]) -> None:
     assert stock.mind(held) > 0, "a large change does"
 
 
+def test_what_workers_put_in_meanwhile_is_not_taken_for_given_back(
+    monkeypatch: pytest.MonkeyPatch, memory: dict[str, int]
+) -> None:
+    stock, data, room_bytes = Stock(), Numbers(), stock_module.room_bytes
+    held = filled(stock, data, 100 * MIB, 20 * MIB)
+
+    def meanwhile(*args: Any, **options: Any) -> int:
+        held.arena.put(bytes(MIB))
+        return room_bytes(*args, **options)
+
+    monkeypatch.setattr(stock_module, "room_bytes", meanwhile)
+    assert stock.mind(held) == 0, "or a user is told that memory is short"
+    assert held.held_bytes > 20 * MIB
+
+
 def test_a_new_loader_of_the_same_data_finds_what_is_held(tmp_path: Path) -> None:
     data, stock = Augmented(tmp_path / "data"), Stock()
     for epoch in range(3):

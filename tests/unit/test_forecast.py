@@ -72,7 +72,33 @@ class TestPlan:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = printed(capsys, "--on", "2xpi3", "--memory", "40MiB", "--objective", "memory")
-        assert "more memory" in out
+        assert "memory of limit" in out and "40.0 MiB" in out
+        assert "more memory" not in out  # what would help is about time
+
+    def test_limits_of_each_device_are_shown_and_what_more_would_give(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = printed(capsys, "--on", "2xpi3", "--memory", "40MiB,50MiB")
+        assert "40.0 MiB" in out and "50.0 MiB" in out
+        assert "more memory: " in out
+
+    def test_a_device_that_nothing_fits_into_is_told_what_it_would_take(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        board = "[tiny]\ngflops = 5\nthreads = 1\nmemory_mib = 178\nwire = { mbit = 94 }\n"
+        (tmp_path / "boards.toml").write_text(board)
+        out = printed(capsys, "--on", "2xtiny", "--presets", str(tmp_path / "boards.toml"))
+        assert "this does NOT fit, see below" in out
+        assert "No plan fits: a training step needs at least " in out
+        assert 'Try memory="' in out
+
+    def test_a_limit_of_one_device_is_named_with_it(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*MODEL, "--on", "2xpi3", "--memory", "1MiB,900MiB"]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert 'MiB" for pi3-0, smaller inputs or more devices' in told
 
 
 class TestWhatHelps:

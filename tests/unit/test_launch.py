@@ -181,6 +181,35 @@ class TestFailure:
         assert result.statuses == (4, 1)
         assert lines[1] == ["lost my peer"]
 
+    def test_who_says_that_another_failed_is_not_the_cause(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A device that has failed stays a moment, and others may be gone before it."""
+        code = (
+            "import os, sys, time\n"
+            "if os.environ['RANK'] == '1': time.sleep(1.0); sys.exit('bad pixel')\n"
+            "sys.exit('terrazzo: PeerLost: device 1 failed: bad pixel')"
+        )
+        result = launch(python(code), 3)
+        assert result.failure is not None
+        assert (result.failure.device, result.failure.last_lines) == (1, ("bad pixel",))
+        told = [line for line in capfd.readouterr().err.splitlines() if "failed with" in line]
+        assert told == ["terrazzo | device1 failed with exit status 1"]
+
+    def test_without_another_cause_one_who_followed_is_named(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """All have lost too many others, say; and one that is told to end is no cause either."""
+        code = (
+            "import os, sys, time\n"
+            "if os.environ['RANK'] == '1': time.sleep(60)\n"
+            "sys.exit('terrazzo: PeerLost: 2 of 3 devices are gone')"
+        )
+        result = launch(python(code), 2, grace_s=0.3)
+        assert result.failure is not None and result.failure.device == 0
+        assert result.statuses == (1, -signal.SIGTERM)
+        assert "device0 failed with exit status 1" in capfd.readouterr().err
+
     def test_after_the_grace_others_are_terminated(self) -> None:
         code = (
             "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(4)\nelse: time.sleep(60)"

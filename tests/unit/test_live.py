@@ -52,6 +52,22 @@ def test_steps_are_read_as_they_are_finished(tmp_path: Path) -> None:
     assert "477 MiB" in text
 
 
+def test_numbers_are_those_of_who_is_left_and_a_lost_device_is_shown_as_lost(
+    tmp_path: Path,
+) -> None:
+    run = LiveRun(tmp_path, ["pi1", "pi2"])
+    for device, calls in enumerate((3, 5)):
+        told = [span(call, "compute", call, call + 0.5) for call in range(1, calls + 1)]
+        log = note("log", step=float(calls), loss=1.0 / calls)
+        (tmp_path / f"events-{device}.jsonl").write_text("".join(told) + log)
+    run.update()
+    run.devices[0].is_lost = True
+    assert run.loss == "loss 0.2"
+    rows = {line.split()[0]: line for line in shown(run).splitlines() if "pi" in line}
+    assert "lost" in rows["pi1"] and "compute" not in rows["pi1"]
+    assert "lost" not in rows["pi2"] and "compute 100%" in rows["pi2"]
+
+
 def test_heat_and_throttling_are_shown(tmp_path: Path) -> None:
     vitals = {"temperature_c": 84.6, "throttled": True, "resident_bytes": 3 << 20}
     (tmp_path / "vitals-1.jsonl").write_text("{}\n" + json.dumps(vitals) + "\n")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import terrazzo as tz
+from terrazzo.optimizers import COMPILER, spare_compiler
 
 KINDS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
@@ -89,3 +90,37 @@ assert "torch._dynamo" in sys.modules, "torch has changed: lean is not needed an
 def test_the_compiler_stays_out() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+SMALL = """
+import sys, torch
+from terrazzo.optimizers import spare_compiler
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+spare_compiler()
+for kind in (torch.optim.SGD, torch.optim.Adam, Own):
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = kind([weight], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    weight.sum().backward()
+    torch.nn.utils.clip_grad_norm_([weight], 10.0)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 0.9))
+assert "torch._dynamo" not in sys.modules, "optimisers of small devices load the compiler"
+"""
+
+
+def test_small_devices_do_without_the_compiler_by_themselves() -> None:
+    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_the_compiler_is_loaded_nothing_is_changed() -> None:
+    step = torch.optim.SGD.step
+    assert COMPILER in sys.modules or torch.optim.SGD([torch.ones(1)], lr=0.1)
+    spare_compiler()
+    assert torch.optim.SGD.step is step

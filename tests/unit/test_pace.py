@@ -13,6 +13,10 @@ from terrazzo.schedule.pace import LEAST_S, LIMIT, MOST, beside_others, slowness
 EXPECTED = (0.1, 0.2, 0.1)
 
 
+def number(place: int) -> str:
+    return f"device {place}"
+
+
 def steps(
     *times: float, expected: Sequence[float] = EXPECTED, count: int = WINDOW, noise: float = 0.1
 ) -> list[tuple[float, ...]]:
@@ -93,7 +97,7 @@ def test_news_come_once_and_after_a_full_window() -> None:
     pace, foreseen = Pace(), Foreseen("graph", EXPECTED)
     rows = steps(1, 1, 2, count=60, noise=0.0)
     assert heard(pace, rows, foreseen) == [WARM_UP + WINDOW]  # one more: the plan is new
-    assert "device 2 computes at 0.5" in pace.words() and "planned rate" in pace.words()
+    assert "device 2 computes at 0.5" in pace.words(number) and "planned rate" in pace.words(number)
     assert heard(pace, steps(1, 1, 1, count=WINDOW), foreseen) == []
     assert pace.strays == ()
     assert len(heard(pace, steps(1, 2, 2, count=WINDOW), foreseen)) == 1
@@ -103,7 +107,7 @@ def test_without_a_prediction_the_first_steps_are_the_measure() -> None:
     pace, foreseen = Pace(), Foreseen("graph", None)
     assert heard(pace, steps(2, 1, 1, count=60), foreseen) == []
     assert len(heard(pace, steps(2, 1, 3, count=WINDOW), foreseen)) == 1
-    assert "device 2" in pace.words() and "first steps" in pace.words()
+    assert "device 2" in pace.words(number) and "first steps" in pace.words(number)
 
 
 def test_a_new_plan_begins_anew_and_takes_longer() -> None:

@@ -20,10 +20,10 @@ from terrazzo.graph.rules.windows import windowed
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.explicit import best_grid
 from terrazzo.planner.retarget import retarget
-from terrazzo.planner.wishes import IDLE_BYTES, room_bytes
-from terrazzo.planning import informed, kept_profile
+from terrazzo.planner.wishes import IDLE_BYTES, SMALL_IDLE_BYTES, room_bytes
+from terrazzo.planning import given_profile, informed, kept_profile
 from terrazzo.records import Graph, Layout, Plan
-from terrazzo.records.machine import Machine
+from terrazzo.records.machine import SMALL_BYTES, Machine
 from terrazzo.schedule import lower
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -213,8 +213,8 @@ class TestWishes:
             Wishes(objective="energy")
 
     def test_room_is_what_the_smallest_device_has_left(self) -> None:
-        cluster = profile(2, memory_bytes=IDLE_BYTES + 1000)
-        assert room_bytes(cluster) == 1000
+        assert room_bytes(profile(2, memory_bytes=SMALL_IDLE_BYTES + 1000)) == 1000
+        assert room_bytes(profile(2, memory_bytes=SMALL_BYTES)) == SMALL_BYTES - IDLE_BYTES
         assert room_bytes(profile(2, memory_bytes=0)) == 0
 
     def test_devices_too_small_for_the_fastest_plan_get_one_that_fits(self) -> None:
@@ -222,7 +222,7 @@ class TestWishes:
         large = export(nn.Sequential(*many), (torch.zeros(4, 3, 256, 256),)).graph
         slow = {"mbit_per_s": 0.01}  # sending costs so much that every device computes everything
         most = max(Wishes(profile=profile(2, **slow)).search(large, 2).best.prediction.memory_bytes)
-        tight = profile(2, **slow, memory_bytes=IDLE_BYTES + int(0.9 * most))
+        tight = profile(2, **slow, memory_bytes=SMALL_IDLE_BYTES + int(0.9 * most))
         found = Wishes(profile=tight).search(large, 2).best.prediction
         assert max(found.memory_bytes) <= 0.9 * most
 
@@ -255,8 +255,8 @@ class TestKeptProfiles:
         path = tmp_path / "profile.json"
         profile(2).save(path)
         for given in (path, str(path), profile(2)):
-            assert informed(Wishes(), given, graph=small, devices=2).profile == profile(2)
-        closed = informed(Wishes(groups="one"), path, graph=small, devices=2)
+            assert given_profile(given, small) == profile(2)
+        closed = informed(Wishes(groups="one"), profile(2), graph=small, devices=2)
         assert closed.profile is None, "nothing is left to search for"
 
 

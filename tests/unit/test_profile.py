@@ -29,7 +29,7 @@ MACHINE = Machine("Linux 6 x86_64", "a board", 4, 1 << 30, "3.11.2", "2.13.0", "
 KEY = {"model": "0123", "devices": "2xpi3", "torch": "2.13.0", "power state": "unknown"}
 
 sizes = st.integers(1, 10**9)
-seconds = st.floats(1e-9, 1e4)
+seconds, shares, rates = st.floats(1e-9, 1e4), st.floats(0, 1), st.floats(1e2, 1e13)
 loads = st.builds(Load, st.text(max_size=20), sizes, sizes, sizes, sizes, sizes, sizes)
 timings = st.builds(Timing, loads, seconds, st.none() | seconds, st.none() | seconds)
 devices = st.builds(
@@ -41,30 +41,40 @@ devices = st.builds(
     memory_bytes=sizes,
     seconds_per_cpu_s=st.floats(1, 100),
     calls_s=st.tuples(seconds, seconds),
-    copy_bytes_per_s=seconds,
-    fresh_s_per_byte=seconds,
-    update_s_per_element=st.dictionaries(st.sampled_from(["sgd", "adam"]), seconds),
+    copy_bytes_per_s=rates,
+    fresh_s_per_byte=shares,
+    update_s_per_element=st.dictionaries(st.sampled_from(["sgd", "adam"]), shares),
     timings=st.lists(timings, max_size=3).map(tuple),
     took_s=seconds,
     left_out=st.integers(0, 9),
 )
 pairs = st.lists(st.tuples(sizes, seconds), max_size=3).map(tuple)
-networks = st.builds(
-    Network,
-    links=st.lists(st.builds(LinkProfile, *[seconds] * 5), max_size=3).map(tuple),
-    shared=st.booleans(),
-    alone_bytes_per_s=seconds,
-    together_bytes_per_s=seconds,
-    sums_s=pairs,
-    gathers_s=pairs,
-)
-profiles = st.builds(
-    Profile,
-    key=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
-    devices=st.lists(devices, max_size=2).map(tuple),
-    network=st.none() | networks,
-    measured_s=seconds,
-)
+links = st.builds(LinkProfile, rates, rates, shares, shares, shares)
+
+
+def networks(count: int) -> st.SearchStrategy[Network]:
+    return st.builds(
+        Network,
+        links=st.lists(links, min_size=count, max_size=count).map(tuple),
+        shared=st.booleans(),
+        alone_bytes_per_s=rates,
+        together_bytes_per_s=rates,
+        sums_s=pairs,
+        gathers_s=pairs,
+    )
+
+
+def of(count: int) -> st.SearchStrategy[Profile]:
+    return st.builds(
+        Profile,
+        key=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+        devices=st.lists(devices, min_size=count, max_size=count).map(tuple),
+        network=networks(count) if count > 1 else st.none(),
+        measured_s=seconds,
+    )
+
+
+profiles = st.integers(1, 3).flatmap(of)
 
 
 def made(**changes: str) -> Profile:

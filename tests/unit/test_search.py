@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -78,6 +79,13 @@ def every_plan(graph: Graph, devices: int, layouts: Sequence[Layout]) -> Iterato
             )
 
 
+def every_passes(plan: Plan) -> Iterator[Plan]:
+    """The plan with and without passes in each of its groups."""
+    for passes in product((0, 4), repeat=len(plan.groups)):
+        groups = zip(plan.groups, passes, strict=True)
+        yield replace(plan, groups=tuple(replace(group, passes=p) for group, p in groups))
+
+
 class TestExhaustive:
     @pytest.mark.parametrize("rate", [10.0, 94.0, 1000.0])
     def test_nothing_is_much_better_than_what_is_found(self, rate: float) -> None:
@@ -92,6 +100,41 @@ class TestExhaustive:
             for plan in every_plan(small(), 2, layouts)
         )
         assert found <= 1.03 * least
+
+    @pytest.mark.parametrize(
+        ("speed", "layouts"),
+        [
+            ((12e9, 4e9), ("tiles:24,8x1", "channels:24,8", "channels:2", "whole")),
+            ((8e9, 8e9, 2e8), ("tiles:3x1", "tiles:1,1,0x1", "channels:1,1,0", "whole")),
+        ],
+    )
+    def test_uneven_devices_and_some_of_them(
+        self, speed: tuple[float, ...], layouts: tuple[str, ...]
+    ) -> None:
+        cluster = profile(speed)
+        prices = Prices(cluster)
+        least = min(
+            predict(lower(small(), plan), prices, memory=False).step_s
+            for plan in every_plan(small(), len(speed), [*map(Layout.parse, layouts)])
+        )
+        assert search(small(), cluster).best.prediction.step_s <= 1.03 * least
+
+    def test_within_limits_with_passes_in_some_groups(self) -> None:
+        """Every choice of ends, of two layouts and of passes: limits that few plans keep."""
+        cluster = profile(2)
+        prices = Prices(cluster)
+        known = [
+            predict(lower(small(), plan), prices)
+            for one in every_plan(small(), 2, [Layout.parse("samples:2"), Layout.channels(2)])
+            for plan in every_passes(one)
+        ]
+        needs = sorted(max(one.memory_bytes) for one in known)
+        for part in (0.05, 0.1, 0.5):
+            limit = needs[int(part * len(needs))]
+            least = min(one.step_s for one in known if max(one.memory_bytes) <= limit)
+            found = search(small(), cluster, memory_bytes=limit).best.prediction
+            assert max(found.memory_bytes) <= limit
+            assert found.step_s <= 1.06 * least
 
     @pytest.mark.parametrize("latency_s", [1e-4, 1e-2])
     def test_in_a_given_layout_the_best_borders_are_found(self, latency_s: float) -> None:

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
+import terrazzo as tz
+from terrazzo.errors import UsageError
 from terrazzo.feed import draws, trays
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
@@ -339,3 +342,35 @@ def test_every_stage_of_every_batch_is_recorded(tmp_path: Path, workers: int) ->
     assert {span.worker for span in spans} == ({0, 1} if workers else {-1})
     (end,) = [dict(event.values) for event in events if event.name == "epoch"]
     assert (end["samples"], end["batches"]) == (SIZE, batches)
+
+
+class Rows:
+    """Inherits from nothing."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < 11:
+            raise IndexError(index)
+        return torch.full((3, 8, 8), float(index)), index
+
+
+class SameRows(Rows, Dataset[Any]):
+    pass
+
+
+def test_whatever_has_a_length_and_numbered_samples_is_a_data_set() -> None:
+    net = tz.parallelize(nn.Conv2d(3, 2, 3), (torch.zeros(4, 3, 8, 8),))
+
+    def numbers(data: Any) -> list[list[list[int]]]:
+        return [[y.tolist() for _, y in tz.feed(data, net, batch_size=4)] for _ in range(2)]
+
+    rows = Rows()
+    right = numbers(SameRows())
+    assert numbers(rows) == right
+    assert numbers([rows[index] for index in range(11)]) == right
+    assert sorted(number for batch in right[0] for number in batch) == list(range(11))
+    assert right[0] != right[1], "every epoch is shuffled anew"
+    with pytest.raises(UsageError, match="a length and numbered samples"):
+        next(iter(tz.feed(iter([1]), net, batch_size=4)))

@@ -258,18 +258,28 @@ class TestAdvice:
             1 + 3 * (1 - (64 << 20) / 1e8) + 0.1
         )
 
+    def test_no_workers_where_they_would_change_numbers(self) -> None:
+        pipe, seen = Pipeline(1, 1, 0.1, 3, 0, 4), average(compute_s=1, wait_prepare_s=3)
+        found = advise(pipe, seen, replace(FACTS, most_workers=0, stays="samples draw"))
+        assert not any("workers=" in setting for setting in found.settings)
+        assert not any(gain.change.endswith(("worker", "workers")) for gain in found.gains)
+        assert {workers for _, workers, _ in found.media} == {0}
+        assert "samples draw" in found.settings[0]
+
     def test_a_medium_that_is_shared_wants_memory(self) -> None:
         shared = ((1, 1.0), (8, 8.0))
         pipe = Pipeline(1, 1, 3, 0.1, 2, 4, shared)
         found = advise(pipe, average(compute_s=1, wait_fetch_s=2), FACTS)
         assert found.limit == STORAGE
-        told = 'cache="95MiB": 100% of the data set'
+        told = 'cache="96MiB": 100% of the data set'  # 95.4, and what holding takes besides
         assert any(setting.startswith(told) for setting in found.settings)
         assert not any("workers" in setting for setting in found.settings)
         assert "the system may hold it too" in str(found.settings)
         less = replace(FACTS, free_bytes=int(1.9e8))
         tight = advise(pipe, average(compute_s=1, wait_fetch_s=2), less)
         assert "the system may" not in str(tight.settings)
+        few = advise(pipe, average(compute_s=1, wait_fetch_s=2), replace(FACTS, samples=4))
+        assert any(setting.startswith('cache="1MiB"') for setting in few.settings)
 
     def test_what_reads_no_files_is_not_packed(self) -> None:
         pipe, seen = Pipeline(1, 1, 3, 0.1, 0, 4), average(compute_s=1, wait_fetch_s=3)
@@ -308,7 +318,9 @@ class TestDiagnosis:
             (folder / mode).mkdir()
             lines = [event.to_line() for event in run(worlds[mode], STEPS)]
             (folder / mode / "events-0.jsonl").write_text("\n".join(lines))
-            facts = TrialFacts(mode, STEPS, 20 * MS, 4.0, 1000, 4, 4_000_000, 1 << 30, "/data")
+            facts = TrialFacts(
+                mode, STEPS, 20 * MS, 4.0, 1000, 4, 4_000_000, 1 << 30, "/data", 8, ""
+            )
             (folder / mode / FILE).write_text(facts.to_json())
             found[mode] = Seen.read(folder / mode)
         return found
@@ -324,7 +336,14 @@ class TestDiagnosis:
         assert found.advice.limit == STORAGE
         assert found.facts.stored_bytes == 10_000
         assert found.facts.decoded_bytes == 1_000_000
+        assert not found.doubt
         found.save(tmp_path / "stalls.json")
+
+    def test_trials_that_do_not_agree_are_not_trusted(self, tmp_path: Path) -> None:
+        found = diagnose(self.trials(tmp_path))
+        slow = replace(found.usual, step_s=2 * found.usual.step_s)
+        assert "by the trials alone" in replace(found, usual=slow).doubt
+        assert "longer with files in memory" in replace(found, warm_s=2 * found.cold_s).doubt
 
     def test_a_script_without_a_feed_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"was not fed by tz.feed, or by less than two"):

@@ -32,7 +32,7 @@ def wires(count: int, timeout_s: float = 20.0) -> list[Wire]:
     store.set_timeout(timedelta(seconds=20))
     with ThreadPoolExecutor(count) as pool:
         made = [
-            pool.submit(Wire, store, device, count, address=ADDRESS, timeout_s=timeout_s)
+            pool.submit(Wire, store, device, range(count), address=ADDRESS, timeout_s=timeout_s)
             for device in range(count)
         ]
         found = [one.result() for one in made]
@@ -118,13 +118,13 @@ def test_a_stranger_who_calls_is_sent_away() -> None:
     store = HashStore()
     store.set_timeout(timedelta(seconds=20))
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(Wire, store, 0, 2, address=ADDRESS, timeout_s=20.0)
+        first = pool.submit(Wire, store, 0, range(2), address=ADDRESS, timeout_s=20.0)
         host, port, _ = store.get("terrazzo/wire/0").decode().split()
         with socket.create_connection((host, int(port))) as stranger:
             assert len(stranger.recv(100)) == hello.NONCE_BYTES
             stranger.sendall(hello.CLAIM.pack(b"0" * 16, 1, b"0" * 32))
             assert stranger.recv(1) == b""
-        second = pool.submit(Wire, store, 1, 2, address=ADDRESS, timeout_s=20.0)
+        second = pool.submit(Wire, store, 1, range(2), address=ADDRESS, timeout_s=20.0)
         one, other = first.result(), second.result()
     OPEN.extend([one, other])
     got = torch.empty(3)

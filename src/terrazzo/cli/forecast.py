@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
+from terrazzo.errors import PlanError
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import is_guess
 from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices
-from terrazzo.planner.search import Found, Tried
+from terrazzo.planner.search import TIME, Found, Tried
 from terrazzo.planner.wishes import Wishes, room_bytes
 from terrazzo.records import Graph, Layout, Node, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import bytes_text, seconds_text
+from terrazzo.report.planview import shortened
 from terrazzo.report.screen import Screen
 from terrazzo.schedule import lower
 from terrazzo.schedule.tiling import group_of_nodes, owned, placements
@@ -26,9 +29,15 @@ FASTER = 2.0
 
 
 def show_forecast(
-    graph: Graph, plan: Plan, found: Prediction, *, profile: Profile, screen: Screen
+    graph: Graph,
+    plan: Plan,
+    found: Prediction,
+    *,
+    profile: Profile,
+    limits: Sequence[int] | None,
+    screen: Screen,
 ) -> None:
-    """Seconds of every device and group, and the bottleneck."""
+    """Seconds of every device and group, memory against its limit, and the bottleneck."""
     if is_guess(profile):
         basis = "guessed from the figures of these devices; terrazzo cluster profile measures them"
     else:
@@ -36,7 +45,7 @@ def show_forecast(
         basis = f"from what was measured on {when}"
     screen.title(f"Predicted: {seconds_text(found.step_s)} a training step")
     screen.line(f"{basis[0].upper()}{basis[1:]}.", "dim")
-    _devices(found, profile, screen)
+    _devices(found, profile, limits, screen)
     _groups(graph, plan, found, screen)
     sent, summed = max(found.sent_bytes), max(found.summed_bytes)
     screen.line(
@@ -52,25 +61,25 @@ def show_forecast(
     screen.line(f"Bottleneck: {found.bottleneck}.", "bold")
 
 
-def _devices(found: Prediction, profile: Profile, screen: Screen) -> None:
+def _devices(
+    found: Prediction, profile: Profile, limits: Sequence[int] | None, screen: Screen
+) -> None:
     heads = ("compute", "exchange", "waiting", "sums")
     wide = max(len(device.name) for device in profile.devices)
-    screen.raw(" " * wide + "".join(f"{head:>10}" for head in heads) + f"{'memory':>12}", "dim")
-    rows = []
+    names = "".join(f"{head:>10}" for head in heads) + f"{'memory':>12}"
+    screen.raw(" " * wide + names + ("" if limits is None else "  of limit"), "dim")
     for number, device in enumerate(profile.devices):
         parts = (found.compute_s, found.exchange_s, found.waiting_s, found.sums_s)
         cells = "".join(f"{seconds_text(part[number]):>10}" for part in parts)
-        rows.append((device.name, cells + f"{bytes_text(found.memory_bytes[number]):>12}"))
-    for name, cells in rows:
-        screen.raw(f"{name:<{wide}}{cells}")
+        row = f"{device.name:<{wide}}{cells}{bytes_text(found.memory_bytes[number]):>12}"
+        screen.raw(row + ("" if limits is None else f"  {bytes_text(limits[number])}"))
     room = room_bytes(profile)
     if room:
         over = max(found.memory_bytes) > room
+        verdict = ": this does NOT fit, see below." if over else "."
         screen.line(
             f"There is room for {bytes_text(room)} beside the idle process on the smallest"
-            + (
-                ": this does NOT fit, try memory=, smaller inputs or more devices." if over else "."
-            ),
+            f"{verdict}",
             "bold red" if over else "dim",
         )
 
@@ -79,7 +88,7 @@ def _groups(graph: Graph, plan: Plan, found: Prediction, screen: Screen) -> None
     """How each group is cut: the part of its result that every device makes."""
     _, letters = placements(graph, plan)
     members = group_of_nodes(graph, plan)
-    titles = [cost.title for cost in found.groups]
+    titles = [shortened(cost.title) for cost in found.groups]
     wide = min(max(map(len, titles)), max(screen.width - 64, 12))
     layouts = [str(group.layout) for group in plan.groups]
     broad = max(map(len, layouts))
@@ -89,7 +98,8 @@ def _groups(graph: Graph, plan: Plan, found: Prediction, screen: Screen) -> None
     for number, (group, cost) in enumerate(zip(plan.groups, found.groups, strict=True)):
         inside = [node for node, at in zip(graph.nodes, members, strict=True) if at == number]
         parts = shares(graph, inside, letters[group.layout.letters], group.layout)
-        title = cost.title if len(cost.title) <= wide else "…" + cost.title[1 - wide :]
+        name = titles[number]
+        title = name if len(name) <= wide else "…" + name[1 - wide :]
         screen.raw(
             f"{number:>3} {title:<{wide}} {layouts[number]:<{broad}} "
             f"{seconds_text(max(cost.compute_s)):>9} {seconds_text(max(cost.exchange_s)):>9}  "
@@ -111,7 +121,9 @@ def shares(graph: Graph, nodes: Sequence[Node], letters: Mapping[str, str], layo
 
 
 def show_rejected(found: Found, screen: Screen) -> None:
-    """What else was simulated, and how much slower it is."""
+    """What else was simulated, how much slower it is, and what it needs where that was counted."""
+    if found.misfit:
+        screen.line(f"No plan fits: {found.misfit}", "bold red")
     if not found.rejected and not found.refused:
         return
     screen.title("Considered and rejected")
@@ -119,7 +131,9 @@ def show_rejected(found: Found, screen: Screen) -> None:
     shown = _distinct(found.rejected)
     for tried in (*shown[:MOST_REJECTED], *shown[MOST_REJECTED:][-1:]):  # and the slowest
         took_s = tried.prediction.step_s
-        screen.line(f"{seconds_text(took_s):>9}  {took_s / best_s:4.2f}x  {tried.name}")
+        needs = tried.prediction.memory_bytes
+        most = f"{bytes_text(max(needs)):>9}  " if needs else ""
+        screen.line(f"{seconds_text(took_s):>9}  {took_s / best_s:4.2f}x  {most}{tried.name}")
     for text in found.refused[:3]:
         screen.line(f"does not fit: {text}", "dim")
 
@@ -140,16 +154,15 @@ def show_help(
     best_s = found.best.prediction.step_s
     gains = []
     for name, change in _changes(graph, found, wishes, profile):
-        after_s = change()
-        if after_s is not None:
-            gains.append((after_s, name))
+        with suppress(PlanError):  # of what does not fit then, nothing is said
+            gains.append((change(), name))
     for after_s, name in sorted(gains):
         gain = 1 - after_s / best_s
         words = f"{gain:.0%} less time" if gain >= 0.01 else "next to nothing"
         screen.line(f"{name}: {seconds_text(after_s)} a step, {words}")
 
 
-Change = tuple[str, Callable[[], float | None]]
+Change = tuple[str, Callable[[], float]]
 
 
 def _changes(graph: Graph, found: Found, wishes: Wishes, profile: Profile) -> list[Change]:
@@ -173,12 +186,9 @@ def _changes(graph: Graph, found: Found, wishes: Wishes, profile: Profile) -> li
             return wished.search(graph, devices + 1).best.prediction.step_s
 
         changes.append((f"one more device like {profile.devices[-1].name}", more))
-    if wishes.memory is not None and wishes.is_open:
-
-        def free() -> float:
-            return replace(wishes, memory=None).search(graph, devices).best.prediction.step_s
-
-        changes.append(("more memory", free))
+    tight = wishes.memory is not None or any(group.passes for group in found.best.plan.groups)
+    if tight and wishes.is_open and wishes.objective == TIME:
+        changes.append(("more memory", lambda: wishes.boundless(graph).best.prediction.step_s))
     return changes
 
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from terrazzo.cli.verb import add_verb
+from terrazzo.cluster.connections import connected
 from terrazzo.cluster.inspection import Facts, Finding, findings
 from terrazzo.cluster.reach import try_connections
-from terrazzo.cluster.sshhosts import connected
 from terrazzo.errors import HostError
 from terrazzo.records.cluster import Cluster
 from terrazzo.records.units import bytes_text, count_text, seconds_text

@@ -16,7 +16,7 @@ from terrazzo.cli.place import add_presets_flag, cluster_place, is_file, read_to
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import LocalHosts
 from terrazzo.errors import UsageError
-from terrazzo.measure.key import PLACE
+from terrazzo.measure.key import PLACE, refuse_other
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
@@ -137,7 +137,7 @@ def plan(options: argparse.Namespace) -> int:
         chosen = thrift.seated(best, profile)
         show_plan(view(graph, chosen), screen)
         prediction = predict(lower(graph, chosen), Prices(best.profile, delivered=wishes.delivered))
-        show_forecast(graph, chosen, prediction, profile=best.profile, screen=screen)
+        show_forecast(graph, chosen, prediction, profile=best.profile, limits=None, screen=screen)
     elif profile is None:
         chosen = wishes.plan(graph, devices)
         show(graph, chosen, limit=options.memory or "", screen=screen)
@@ -187,6 +187,8 @@ def _profile(
                 f"{options.profile} is of {len(found.devices)} devices, --on {options.on} are "
                 f"{devices}: say --on {len(found.devices)}, or measure these"
             )
+        if not options.eval:  # what was measured is training, evaluation is a part of it
+            refuse_other(found.key, graph, running=False)
         return found
     if is_file(str(options.on)):
         place = cluster_place(Cluster.load(Path(options.on)))
@@ -217,7 +219,9 @@ def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
         prices = Prices(profile, delivered=wishes.delivered)
         prediction = predict(lower(graph, chosen), prices)
     show_plan(view(graph, chosen), screen)
-    show_forecast(graph, chosen, prediction, profile=profile, screen=screen)
+    show_forecast(
+        graph, chosen, prediction, profile=profile, limits=wishes.limits_bytes(), screen=screen
+    )
     if any(group.passes for group in chosen.groups):
         program = lower(graph, chosen)
         _cost(graph, program, [footprint(program, device) for device in range(devices)], screen)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from terrazzo.cli.place import place_text
 from terrazzo.cluster import Hosts, LaunchResult, LocalHosts, launch
 from terrazzo.cluster.board import Board
+from terrazzo.cluster.launch import nobody
 from terrazzo.measure.key import WHERE
 from terrazzo.records.run import DONE, FAILED, INTERRUPTED, Run, RunFolder
 
@@ -29,6 +31,7 @@ def launch_recorded(
     grace_s: float = 10.0,
     survive: bool = False,
     restarts: int = 0,
+    newcomer: Callable[[], int | None] = nobody,
     output: Callable[[int, str], None] | None = None,
     board: bool = False,
     on: str = "",
@@ -37,7 +40,7 @@ def launch_recorded(
 
     ``typed`` is what a person types to have this again, where that is another command. With
     ``board`` lines are kept in the folder, and a terminal shows how devices are doing. Devices
-    that are lost are started again up to ``restarts`` times.
+    that are lost are started again up to ``restarts`` times; ``newcomer`` gives one more.
     """
     devices = hosts if isinstance(hosts, int) else len(hosts.names)
     run = Run.begin(name, typed or command, devices, on=on)
@@ -60,6 +63,7 @@ def launch_recorded(
                 survive=survive,
                 members=members,
                 restarts=restarts,
+                newcomer=newcomer,
                 output=output,
                 sink=sink,
             )
@@ -70,6 +74,7 @@ def launch_recorded(
         if members is not None:  # it holds a secret, and nobody can join any more
             members.unlink(missing_ok=True)
     failure = str(result.failure) if result.failure else ""
+    run = replace(run, devices=len(result.statuses))  # some may have come later
     folder.write(run.end(DONE if result.ok else FAILED, failure))
     return result
 

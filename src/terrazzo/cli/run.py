@@ -14,6 +14,7 @@ from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.recording import launch_recorded
 from terrazzo.cluster import Hosts, LaunchResult, launch
 from terrazzo.cluster.code import Code
+from terrazzo.cluster.launch import nobody
 from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab import LabHosts
@@ -198,6 +199,10 @@ def _recorded(
     folder = RunFolder.take(options.run_dir) if options.run_dir else RunFolder.create(RUNS, name)
     if isinstance(hosts, LabHosts | SshHosts):
         hosts.note_run(folder.path)
+    newcomer = nobody
+    if isinstance(hosts, SshHosts) and options.plan is None:
+        hosts.watch(Path(options.on))
+        newcomer = hosts.newcomer
     try:
         result = launch_recorded(
             command,
@@ -212,6 +217,7 @@ def _recorded(
             typed=[sys.executable, options.script, *options.arguments],
             env=given,
             per_device_env=resumed,
+            newcomer=newcomer,
         )
     except KeyboardInterrupt:
         words = _kept(folder, options) or "nothing was recorded yet"

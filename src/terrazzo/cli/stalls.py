@@ -95,7 +95,8 @@ def stalls(options: argparse.Namespace) -> int:
             trial = Trial(mode, _steps(mode, options.steps))
             say(f"{mode}: {_meaning(mode)}, {trial.steps} steps")
             seen[mode] = _trial(trial, command, hosts, parent.path / mode)
-        folder = "" if options.no_storage else seen[COLD].facts.folder
+        is_read = seen[COLD].stalls.read_bytes > 0 and not options.no_storage
+        folder = seen[COLD].facts.folder if is_read else ""
         storage = _storage(folder, hosts, parent.path / "storage")
     found = diagnose(seen, storage=storage)
     screen = Screen()

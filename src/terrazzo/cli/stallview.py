@@ -29,10 +29,13 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
         bar = "█" * round(BAR * share)
         screen.raw(f"{what:<28}{seconds_text(seconds):>9}{share:>6.0%}  {bar}")
     screen.line(_difference(found), "dim")
-    screen.title(f"Limit: {found.advice.limit}" if found.advice.limit != NONE else "No limit here")
-    screen.line(f"{found.advice.why[0].upper()}{found.advice.why[1:]}.")
+    if found.doubt:
+        screen.line(_warning(found), "yellow")
+    screen.title(_limit(found))
+    screen.line(_why(found))
     _timeline(seen[USUAL].steps, screen)
-    screen.title("What if")
+    if found.advice.gains:
+        screen.title("What if")
     for name, step_s, words in gains(found):
         screen.raw(f"{name:<44}{seconds_text(step_s):>9}  {words}")
     if found.advice.media:
@@ -65,6 +68,22 @@ def _difference(found: Diagnosis) -> str:
         f"(fetch {fetch}). From these a step as it is set up should take "
         f"{seconds_text(found.predicted_s)} ({off:+.0%})."
     )
+
+
+def _warning(found: Diagnosis) -> str:
+    """What to make of trials that do not agree."""
+    return (
+        f"These numbers do not agree: {found.doubt}. Something else may have used this computer: "
+        "run it again when that is over, or for more steps (--steps)."
+    )
+
+
+def _limit(found: Diagnosis) -> str:
+    return f"Limit: {found.advice.limit}" if found.advice.limit != NONE else "No limit here"
+
+
+def _why(found: Diagnosis) -> str:
+    return f"{found.advice.why[0].upper()}{found.advice.why[1:]}."
 
 
 def gains(found: Diagnosis) -> list[tuple[str, float, str]]:
@@ -139,12 +158,12 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         tag("h2", f"Of a step of {seconds_text(usual.step_s)}"),
         _table(parts),
         tag("p", _difference(found), class_="quiet"),
-        tag("h2", f"Limit: {found.advice.limit}"),
-        tag("p", found.advice.why),
+        *([tag("p", _warning(found))] if found.doubt else []),
+        tag("h2", _limit(found)),
+        tag("p", _why(found)),
         tag("h2", "Stages over steps"),
         picture(drawn, begin_s, end_s),
-        tag("h2", "What if"),
-        _table(changes),
+        *([tag("h2", "What if"), _table(changes)] if changes else []),
         *([tag("h2", "The same data elsewhere"), _table(media), tag("p", cheaper(found))]
           if media else []),
         tag("h2", "Recommended, as options of tz.feed where they have a name"),

@@ -26,7 +26,7 @@ class Board:
     def __init__(
         self, names: Sequence[str], folder: Path, *, console: Console | None = None
     ) -> None:
-        self._names = names
+        self._names, self._folder = list(names), folder
         self._console = console or Console(highlight=False)
         self._printer = Printer(names)
         self._run = LiveRun(folder, names)
@@ -73,6 +73,15 @@ class Board:
             self._printer.notice(text)
         else:
             self._above(Text.assemble(("terrazzo | ", "bold"), text))
+
+    def mark(self, device: int, *, lost: bool) -> None:
+        self._run.devices[device].is_lost = lost
+
+    def add(self, name: str) -> None:
+        self._logs.append(_opened(self._folder / f"log-{len(self._names)}.txt"))
+        self._names.append(name)
+        self._printer.add(name)
+        self._run.add(name)
 
     def _above(self, text: Text) -> None:
         assert self._live is not None

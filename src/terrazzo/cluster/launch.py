@@ -16,23 +16,24 @@ import re
 import selectors
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
+from terrazzo.cluster.cause import Cause
 from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.process import DeviceProcess, Failure, LineStream, Process
-from terrazzo.errors import LaunchError
+from terrazzo.cluster.signals import Signals
+from terrazzo.errors import LaunchError, TerrazzoError
 
 RECOVER, MEMBERS, JOIN = "TERRAZZO_RECOVER", "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
-"""Tell a device that the loss of another is survived, where members write down where they are, and
-that it comes later; the same names as in the api."""
+NAME = "TERRAZZO_NAME"
+"""Tell a device that the loss of another is survived, where members write down where they are, that
+it comes later, and what people call it; the same names as in the api."""
 MEETING = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that bring devices together at the start."""
 LEFT_BEHIND, CUT_OFF = 75, 255
@@ -70,6 +71,11 @@ class LaunchResult:
         return first if first >= 0 else 128 - first
 
 
+def nobody() -> int | None:
+    """No device comes later."""
+    return None
+
+
 def launch(
     command: Sequence[str],
     hosts: Hosts | int,
@@ -80,6 +86,7 @@ def launch(
     survive: bool = False,
     members: Path | None = None,
     restarts: int = 0,
+    newcomer: Callable[[], int | None] = nobody,
     output: Callable[[int, str], None] | None = None,
     sink: Sink | None = None,
 ) -> LaunchResult:
@@ -88,7 +95,8 @@ def launch(
     ``hosts`` says where; a number means that many processes of this machine. With ``survive``
     devices that are lost (ended by a signal, cut off) do not end the others. Where a script lets
     devices join, its first device writes ``members``, a file; then one that was lost is started
-    again as soon as it can be, up to ``restarts`` times.
+    again as soon as it can be, up to ``restarts`` times, and so is a device that ``newcomer``
+    names: the next number, once there is one more. It raises where there is something to tell.
 
     Each process inherits this one's environment, then ``env``, then its entry of
     ``per_device_env``, then torchrun's variables. ``output`` is called with (device, line) for
@@ -108,11 +116,13 @@ def launch(
     if members is not None:
         base[MEMBERS] = str(members.resolve())
     with ExitStack() as cleanup:
-        signals = cleanup.enter_context(_Signals())
+        signals = cleanup.enter_context(Signals())
         port = cleanup.enter_context(hosts.port())
 
         def start(device: int, *, later: bool = False) -> Process:
-            environment = hosts.environment(device, port=port, base={**base, **extras[device]})
+            extra = extras[device] if device < devices else {}
+            given = {**base, **extra, NAME: hosts.names[device]}
+            environment = hosts.environment(device, port=port, base=given)
             if later:
                 environment = {k: v for k, v in environment.items() if k not in MEETING}
                 environment[JOIN] = "1"
@@ -126,9 +136,13 @@ def launch(
                 return None
             return start(device, later=True)
 
+        def new() -> Process | None:
+            device = newcomer() if members is not None else None
+            return None if device is None else start(device, later=True)
+
         watch = _Watch(
             [start(device) for device in range(devices)], sink=sink, signals=signals,
-            grace_s=grace_s, survive=survive, again=again, restarts=restarts,
+            grace_s=grace_s, survive=survive, again=again, new=new, restarts=restarts,
         )  # fmt: skip
         result = watch.until_done()
     signals.deliver()
@@ -153,6 +167,12 @@ class Sink(Protocol):
 
     def notice(self, text: str) -> None: ...
 
+    def mark(self, device: int, *, lost: bool) -> None:
+        """The others go on without a device; or it is started again."""
+
+    def add(self, name: str) -> None:
+        """One more device, with the next number."""
+
 
 class _Callback:
     """A caller's function in place of the printer; it learns of failures from the result."""
@@ -166,37 +186,11 @@ class _Callback:
     def notice(self, text: str) -> None:
         pass
 
+    def mark(self, device: int, *, lost: bool) -> None:
+        pass
 
-class _Signals:
-    """Notes signals meant to end this process, so that the devices can be ended first."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
-                    self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen.append(number)
-
-    def deliver(self) -> None:
-        """Lets the first signal have the effect it would have had without us."""
-        if self.seen:
-            signal.raise_signal(self.seen[0])
+    def add(self, name: str) -> None:
+        pass
 
 
 class _Watch:
@@ -207,15 +201,17 @@ class _Watch:
         processes: Sequence[Process],
         *,
         sink: Sink,
-        signals: _Signals,
+        signals: Signals,
         grace_s: float,
         survive: bool,
         again: Callable[[int], Process | None],
+        new: Callable[[], Process | None],
         restarts: int,
     ) -> None:
         self._processes = list(processes)
         self._survive = survive
-        self._again, self._restarts = again, [restarts] * len(processes)
+        self._again, self._new = again, new
+        self._restarts, self._most = [restarts] * len(processes), restarts
         self._returned: set[int] = set()
         self._away: dict[int, Process] = {}
         """Devices that are lost and may come back, by the process that ended."""
@@ -224,7 +220,7 @@ class _Watch:
         self._sink = sink
         self._signals = signals
         self._grace_s = grace_s
-        self._first_failed: Process | None = None
+        self._cause = Cause()
         self._ended_s: dict[int, float] = {}
         self._hushed: set[int] = set()
         self._signals_handled = 0
@@ -242,7 +238,7 @@ class _Watch:
                 self._bring_back()
                 self._carry_out_orders()
                 self._sweep()
-        failed = self._first_failed
+        failed = self._cause.process
         statuses = tuple(process.status or 0 for process in self._processes)
         if failed is None and self._lost and all(statuses):  # nobody was left to go on
             failed, self._lost = self._lost[0], []
@@ -290,15 +286,22 @@ class _Watch:
         failed = [process for process in ended if process.status]
         if self._survive and not self._signals.seen:
             failed = [process for process in failed if not self._let_go(process)]
-        if not failed or self._first_failed or self._signals.seen:
+        if not failed or self._signals.seen:
             return
-        # Of several found at once, one ended by a signal is the cause: its peers only noticed.
-        self._first_failed = min(failed, key=lambda process: (process.status or 0) > 0)
-        self._orders = [
-            (now_s + self._grace_s, signal.SIGTERM),
-            (now_s + self._grace_s + STOP_S, signal.SIGKILL),
-        ]
-        failure = self._first_failed.failure()
+        if self._cause.process is None:
+            self._orders = [
+                (now_s + self._grace_s, signal.SIGTERM),
+                (now_s + self._grace_s + STOP_S, signal.SIGKILL),
+            ]
+        self._cause.hear(failed, told_to_end=len(self._orders) < 2)
+        self._blame(others=bool(self._running()))
+
+    def _blame(self, *, others: bool) -> None:
+        """Names the device that failed first, once it is known."""
+        if self._cause.is_told or not self._cause.is_sure(others=others):
+            return
+        assert self._cause.process is not None
+        self._cause.is_told, failure = True, self._cause.process.failure()
         self._sink.notice(f"{failure.name} failed with {failure.reason}{self._wait_for_others()}")
 
     def _let_go(self, process: Process) -> bool:
@@ -307,7 +310,7 @@ class _Watch:
         failed = not self._watched or (status not in (LEFT_BEHIND, CUT_OFF) and status > 0)
         if failed and not is_back:  # what could not join again was lost before
             return False
-        if not is_back:
+        if process.device not in (lost.device for lost in self._lost):
             self._lost.append(process)
         others = len(self._running())
         if others:
@@ -318,6 +321,7 @@ class _Watch:
             )
             count = "the other one" if others == 1 else f"{others} others"
             self._sink.notice(f"{process.name} {what}; {count} may go on")
+            self._sink.mark(process.device, lost=True)
             # On this machine nobody is cut off: a script has ended itself with that status.
             by_itself = status == CUT_OFF and isinstance(process, DeviceProcess)
             if self._restarts[process.device] and not by_itself:
@@ -326,8 +330,10 @@ class _Watch:
 
     def _bring_back(self) -> None:
         """Those who can are started again, and join the others where their script lets them in."""
-        if self._first_failed or self._signals.seen or not self._running():
+        if self._cause.process or self._signals.seen or not self._running():
             self._away.clear()
+            return
+        self._let_come()
         for device, process in list(self._away.items()):
             new = self._again(device)
             if new is not None:
@@ -335,10 +341,26 @@ class _Watch:
                 self._replace(process, new)
                 self._sink.notice(f"{process.name} is started again, to join them")
 
+    def _let_come(self) -> None:
+        """A device that was not there at the start."""
+        try:
+            new = self._new()
+        except TerrazzoError as error:
+            self._sink.notice(f"nobody else can join yet: {error}")
+            return
+        if new is not None:
+            self._processes.append(new)
+            self._restarts.append(self._most)
+            self._returned.add(new.device)  # the others do without it, where it fails
+            self._sink.add(new.name)
+            self._sink.notice(f"{new.name} is new, and is started to join the others")
+            self._listen(new)
+
     def _replace(self, process: Process, new: Process) -> None:
         device = process.device
         self._restarts[device] -= 1
         self._returned.add(device)
+        self._sink.mark(device, lost=False)
         for stream in process.streams:  # its last words
             if stream.open:
                 self._selector.unregister(stream)
@@ -370,6 +392,7 @@ class _Watch:
     def _carry_out_orders(self) -> None:
         while self._orders and self._orders[0][0] <= time.monotonic():
             _, number = self._orders.pop(0)
+            self._blame(others=False)
             for process in self._running():
                 process.signal(number)
 

@@ -23,7 +23,7 @@ class Printer:
         out: IO[str] | None = None,
         err: IO[str] | None = None,
     ) -> None:
-        self._names = names
+        self._names = list(names)
         self._width = max(len(name) for name in names)
         self._out = Console(file=out or sys.stdout, highlight=False)
         self._err = Console(file=err or sys.stderr, highlight=False)
@@ -36,6 +36,14 @@ class Printer:
     def notice(self, text: str) -> None:
         """A line of the launcher's own."""
         self._write(self._err, NOTICE.ljust(self._width), text, style="bold")
+
+    def mark(self, device: int, *, lost: bool) -> None:
+        """Lines have told it."""
+
+    def add(self, name: str) -> None:
+        """One more device."""
+        self._names.append(name)
+        self._width = max(self._width, len(name))
 
     def _write(self, console: Console, name: str, text: str, *, style: str) -> None:
         if console.is_terminal:

@@ -28,6 +28,8 @@ class Returning:
         self._tries: dict[int, Future[None]] = {}
         self._pause_s: dict[int, float] = {}
         self._next_s: dict[int, float] = {}
+        self.trouble: dict[int, BaseException] = {}
+        """Why a device was not ready when it was last asked."""
 
     def is_ready(self, device: int) -> bool:
         """Whether it has answered; each time that was so, the next one is asked anew."""
@@ -41,7 +43,8 @@ class Returning:
         if not one.done():
             return False
         del self._tries[device]
-        if isinstance(one.exception(), LaunchError):
+        if isinstance(error := one.exception(), LaunchError):
+            self.trouble[device] = error
             pause_s = self._pause_s.get(device, FIRST_S)
             self._next_s[device] = time.monotonic() + pause_s
             self._pause_s[device] = min(LONGEST_S, 2 * pause_s)

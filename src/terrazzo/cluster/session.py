@@ -135,6 +135,11 @@ class Session:
             )
         if self.process.poll() == LOST:
             return self.ssh.explain(said or str(error))
+        if not said and isinstance(error, EOFError):
+            return HostError(
+                f"{title}: {self.ssh.device.python} ended without a word: is it Python 3.10 or "
+                'newer? Write python = "..." for this device'
+            )
         gist = said.splitlines()[-1] if said else f"{type(error).__name__} {error}".strip()
         return HostError(f"{title} did not answer as it should: {gist[:SENTENCE]}")
 

@@ -8,18 +8,17 @@ with SshHosts.open(Cluster.load(path), folder=path.parent) as hosts:
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from terrazzo.cluster.arrivals import Arrivals
 from terrazzo.cluster.code import Code
+from terrazzo.cluster.connections import connected, look
 from terrazzo.cluster.credentials import make_credentials
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES, rendezvous
 from terrazzo.cluster.inspection import Facts, findings
@@ -27,8 +26,8 @@ from terrazzo.cluster.records import Collected
 from terrazzo.cluster.remote import RemoteProcess, run_request
 from terrazzo.cluster.returning import Returning
 from terrazzo.cluster.session import ask, session
-from terrazzo.cluster.ssh import Connection, Ssh, one_line, require_ssh
-from terrazzo.cluster.veil import Ends, veiled
+from terrazzo.cluster.ssh import Connection, Ssh, one_line
+from terrazzo.cluster.veil import Veil, veiled
 from terrazzo.errors import HostError, LaunchError
 from terrazzo.records import document
 from terrazzo.records.cluster import Cluster
@@ -41,7 +40,6 @@ CREDENTIALS = "TERRAZZO_CREDENTIALS"
 """Names the file with the credentials of the run; the same name as in the runtime."""
 MEMBERS = "TERRAZZO_MEMBERS"
 """Names the file in which devices write where they are; on a device it is kept like a secret."""
-SOCKETS = "tz-ssh-"
 T = TypeVar("T")
 
 
@@ -53,8 +51,8 @@ class SshHosts:
     ) -> None:
         self.cluster, self.facts = cluster, list(facts)
         self._connections = list(connections)
-        self.ends: Ends | None = None
-        """Where devices are inside an encrypted network, if there is one."""
+        self._veil: Veil | None = None
+        """The encrypted network, if there is one."""
         self._library = [""] * len(facts)
         self._directory = ["~"] * len(facts)
         self._put: list[set[str]] = [set() for _ in facts]
@@ -64,6 +62,9 @@ class SshHosts:
         self._members = ""
         """Where the members of the run are, as one of them has told last."""
         self._returning = Returning(self._reopen, self._prepare)
+        self._arrivals: Arrivals | None = None
+        self._grown, self._told = cluster, ""
+        """The cluster with a device that may come next; why that has not, as was told last."""
         self._run_folder: Path | None = None
         self._credentials = make_credentials() if len(facts) > 1 else ""
 
@@ -88,7 +89,7 @@ class SshHosts:
                 cleanup.callback(hosts._clear)
                 if cluster.encrypt and len(known) > 1 and ready:
                     ways = [connection.ssh for connection in hosts._connections]
-                    hosts.ends = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
+                    hosts._veil = cleanup.enter_context(veiled(ways, known, cluster.lost_after_s))
                 yield hosts
 
     def note_run(self, folder: Path) -> None:
@@ -171,13 +172,13 @@ class SshHosts:
         return self.cluster.names
 
     def address(self, device: int) -> str:
-        if self.ends is not None:
-            return self.ends.addresses[device]
+        if self._veil is not None:
+            return self._veil.address(device)
         return self.facts[device].address(self.cluster.devices[device])
 
     def interface(self, device: int) -> str:
-        if self.ends is not None:
-            return self.ends.interfaces[device]
+        if self._veil is not None:
+            return self._veil.interface(device)
         return self.facts[device].interface(self.cluster.devices[device])
 
     def port(self) -> AbstractContextManager[int]:
@@ -240,15 +241,45 @@ class SshHosts:
 
     def can_return(self, device: int, members: Path) -> bool:
         """Once a member has told where they are, and the device answers, after a reboot too."""
-        if not self._members or (self.ends is not None and not self._connections[device].is_open):
-            return False  # its end of the encrypted network is gone with the connection
-        return self._returning.is_ready(device)
+        return bool(self._members) and self._returning.is_ready(device)
+
+    def watch(self, path: Path) -> None:
+        """From now on devices that are written into the cluster's file may join the others."""
+        self._arrivals = Arrivals(path)
+
+    def newcomer(self) -> int | None:
+        """The number of one that is ready to be started; LaunchError, once, says why it is not."""
+        coming = self._arrivals.next() if self._arrivals is not None and self._members else None
+        if coming is None or self._arrivals is None:
+            return None
+        number = len(self.names)
+        self._grown = replace(self.cluster, devices=(*self.cluster.devices, coming))
+        if not self._returning.is_ready(number):
+            error = self._returning.trouble.pop(number, None)
+            if error is not None and str(error) != self._told:
+                self._told = str(error)
+                raise error
+            return None
+        self.cluster = self._grown
+        self._arrivals.came()
+        if self._run_folder is not None:
+            self.note_run(self._run_folder)
+        return number
 
     def _hear_members(self, text: str) -> None:
         self._members = text
 
     def _reopen(self, device: int) -> None:
         """By the thread that asks: a connection ends with the one that has opened it."""
+        if device == len(self._connections):
+            way = self._ssh(0)
+            new = replace(
+                way, device=self._grown.devices[device], socket=way.socket.with_name(str(device))
+            )
+            self._connections.append(Connection(new))
+            self._library.append("")
+            self._directory.append("~")
+            self._put.append(set())
         old = self._connections[device]
         if not old.is_open:
             old.close()
@@ -257,16 +288,18 @@ class SshHosts:
     def _prepare(self, device: int) -> None:
         """A board that was set up anew while it was away may have changed."""
         connection = self._connections[device]
-        fact = _look(connection)
+        fact = look(connection)
         if isinstance(fact, HostError):
             connection.close()  # the next try is made over a new one
             raise fact
-        facts = [*self.facts]
-        facts[device] = fact
-        if wrong := [one for one in findings(self.cluster, facts) if one.fatal]:
+        facts = [*self.facts[:device], fact, *self.facts[device + 1 :]]
+        cluster = replace(self._grown, devices=self._grown.devices[: len(facts)])
+        if wrong := [one for one in findings(cluster, facts) if one.fatal]:
             raise one_line([HostError(str(one)) for one in wrong])
-        self.facts[device] = fact
+        self.facts = facts
         self._bring(device)
+        if self._veil is not None:  # its end is gone with the connection
+            self._veil.mend(device, connection.ssh, fact.address(connection.ssh.device))
 
     # ---- inside -----------------------------------------------------------------------------
 
@@ -313,62 +346,3 @@ class SshHosts:
                     ask(self._ssh(device), "remove", paths=paths)
 
         self._everywhere(clear)
-
-
-@contextmanager
-def connected(
-    cluster: Cluster, *, folder: Path
-) -> Iterator[tuple[list[Connection | None], list[Facts | HostError]]]:
-    """Connections to all devices that can be reached, and what each says of itself."""
-    require_ssh()
-    config = str(folder / Path(cluster.ssh_config).expanduser()) if cluster.ssh_config else ""
-    remove_stale(Path(tempfile.gettempdir()))
-    sockets = Path(tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-"))
-    connections: list[Connection] = []
-    try:
-        # Started by this very thread: they are tied to its life.
-        for number, device in enumerate(cluster.devices):
-            connections.append(
-                Connection(Ssh(device, sockets / str(number), config, cluster.lost_after_s))
-            )
-        with ThreadPoolExecutor(max_workers=len(connections)) as pool:
-            facts = list(pool.map(_look, connections))
-        opened = [
-            connection if isinstance(fact, Facts) else None
-            for connection, fact in zip(connections, facts, strict=True)
-        ]
-        yield opened, facts
-    finally:
-        for connection in connections:
-            connection.close()
-        shutil.rmtree(sockets, ignore_errors=True)
-
-
-def remove_stale(place: Path) -> None:
-    """Folders of starters that were killed; their connections have ended with them."""
-    for path in place.glob(f"{SOCKETS}*-*"):
-        number = path.name.removeprefix(SOCKETS).partition("-")[0]
-        with suppress(OSError):
-            own = path.lstat().st_uid == os.geteuid()
-            if own and number.isdigit() and not is_running(int(number)):
-                shutil.rmtree(path)
-
-
-def is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _look(connection: Connection) -> Facts | HostError:
-    try:
-        connection.wait()
-        asked_s = time.time()
-        body = ask(connection.ssh, "look", workdir=connection.ssh.device.workdir)
-    except HostError as error:
-        return error
-    return Facts.of(body, asked_s=asked_s, answered_s=time.time())

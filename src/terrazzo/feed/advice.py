@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from terrazzo.feed.pipeline import CPU, LOOP, SMALL, STORAGE, Pipeline, fewest_workers
 from terrazzo.feed.stalls import Stalls
@@ -18,6 +19,9 @@ SYSTEM = 2
 SYSTEM_WORDS = "; after the first epoch the system may hold it too, while so much stays free"
 """Said where so many times as much memory is free as the data set has."""
 CACHES_BYTES = (64 << 20, 256 << 20, 1 << 30)
+BESIDE_BYTES = 256
+"""What holding a sample takes besides its bytes: its name, its mark, and where it lies."""
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Facts:
     free_bytes: int
     """Memory that nobody uses; 0: not known."""
     most_workers: int = MOST_WORKERS
+    stays: str = ""
+    """Why batches are made where they are, and not by other workers; empty: they need not."""
 
     @property
     def set_bytes(self) -> float:
@@ -141,7 +147,7 @@ def _limit(now: Pipeline, seen: Stalls) -> tuple[str, str]:
 
 
 def _workers(now: Pipeline, facts: Facts) -> Iterator[Gain]:
-    for count in (0, 1, 2, 4, 8):
+    for count in () if facts.stays else (0, 1, 2, 4, 8):
         if count <= facts.most_workers and count != now.workers:
             word = count_text(count, "worker") if count else "no workers"
             yield Gain(word, now.with_workers(count).step_s)
@@ -184,8 +190,13 @@ def _media(now: Pipeline, facts: Facts) -> Iterator[tuple[str, int, float]]:
         return
     for medium in MEDIA:
         batch = _on(now, facts, medium)
-        count = fewest_workers(batch, most=facts.most_workers)
+        count = _count(batch, facts)
         yield medium.name, count, batch.with_workers(count).step_s
+
+
+def _count(now: Pipeline, facts: Facts) -> int:
+    """Of workers that are enough, where their number is free."""
+    return now.workers if facts.stays else fewest_workers(now, most=facts.most_workers)
 
 
 def _on(now: Pipeline, facts: Facts, medium: Medium) -> Pipeline:
@@ -201,7 +212,7 @@ def _on(now: Pipeline, facts: Facts, medium: Medium) -> Pipeline:
 def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str, ...]:
     """What to do, each change judged after those before it."""
     found = []
-    count = fewest_workers(now, most=facts.most_workers)
+    count = _count(now, facts)
     best = now.with_workers(count)
     if best.step_s < (1 - WORTH) * now.step_s:
         found.append(f"workers={count}")
@@ -210,17 +221,23 @@ def _settings(now: Pipeline, facts: Facts, storage: Storage | None) -> tuple[str
         found.append(f"workers={count}: more do not help")
     else:
         best = now
+    if facts.stays and now.stall_s > SMALL * now.step_s:
+        found.append(f"batches are made in the training process: {facts.stays}")
     for gain in _packed(best, storage):
         if gain.step_s < (1 - WORTH) * best.step_s:
             found.append("terrazzo data pack: small files cost more than their bytes")
     if facts.set_bytes and best.limit == STORAGE:
-        room = min(facts.free_bytes / 2, facts.set_bytes)
-        share = room / facts.set_bytes
+        whole = facts.set_bytes + facts.samples * BESIDE_BYTES
+        room = min(facts.free_bytes / 2, whole)
+        share = room / whole
         cached = best.with_cache(share)
         if cached.step_s < (1 - WORTH) * best.step_s:
-            size = f'"{int(room) >> 20}MiB"'
+            size = f'"{ceil(room / MIB) if share == 1 else int(room / MIB)}MiB"'
             alone = "" if facts.free_bytes < SYSTEM * facts.set_bytes else SYSTEM_WORDS
             found.append(f"cache={size}: {share:.0%} of the data set{alone}")
     if best.stall_s > SMALL * best.step_s and best.limit == CPU:
         found.append("store smaller pictures, or simpler transforms: the processor is the limit")
-    return tuple(found) or ("leave it as it is",)
+    if found:
+        return tuple(found)
+    own = count_text(now.workers, "worker") if now.workers else "no workers"
+    return (f"leave it as it is: {own}, as tz.feed has found or the script has asked for",)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
-from terrazzo.feed.chance import draw_but, drawn_from, moved
+from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain
 
@@ -25,15 +25,28 @@ class Alone:
         return {"position": self.position, "reader": 0, "chance": self._chance}
 
     def go_on_from(self, where: Mapping[str, Any]) -> None:
+        """The epoch begins as it began then; what was read of it is read again and left out.
+
+        Then all generators stand where they stood when the state was saved, whoever has drawn from
+        them: reading and the loop may share them.
+        """
         self.position, self._chance = where["position"], where["chance"]
+        if self._chance is None:
+            return
         own = drawn_from(None)
-        if self._chance is not None:
-            self.source.draw_as(self._chance)
-        before = drawn_from(None)
-        batches = self.source.begin(self.position)
-        first = list(islice(batches, 1))  # only now reading has drawn from what it draws from
-        self._batches = chain(first, batches)
-        draw_but(own, moved(before))
+        self.source.draw_as(self._chance)
+        if self._has_seeds:
+            self._batches = self.source.begin(self.position)
+        else:
+            self._batches = self.source.begin(0)
+            for _ in islice(self._batches, self.position):
+                pass
+        draw_as(own, None)
+
+    @property
+    def _has_seeds(self) -> bool:
+        """Whether samples draw from nothing that is shared, so that none need be read again."""
+        return isinstance(self.source, Source) and self.source.options.seed is not None
 
     def __iter__(self) -> Iterator[Any]:
         if self._batches is None:

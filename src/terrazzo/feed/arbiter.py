@@ -8,7 +8,7 @@ the next step begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,18 @@ RESERVE = 0.05
 LEAST_RESERVE_BYTES = 64 << 20
 MEMORY_EVERY_S = 0.5
 """Memory is looked at so often, at most."""
+BOUNDS_S = 10.0
+"""So long it is taken as known which control groups have limits."""
+FIELDS = (
+    ("memory.max", "memory.current", "inactive_file", "active_file"),
+    (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "total_active_file",
+    ),
+)
+"""Of control groups of version 2 and 1: limit, use, and what of that are files."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,12 @@ class Memory:
     @classmethod
     def here(cls) -> Memory:
         resident, peak = _own_bytes()
-        return cls(ceiling_bytes(), min(_machine_bytes(), *_group_bytes()), resident, peak)
+        return cls(ceiling_bytes(), Left()(), resident, peak)
+
+
+def reserve_bytes(ceiling: int) -> int:
+    """What is never touched on purpose, on a device that has so much in all."""
+    return max(int(RESERVE * ceiling), LEAST_RESERVE_BYTES)
 
 
 def room_bytes(memory: Memory, *, held_bytes: int, asked_bytes: int | None) -> int:
@@ -43,7 +60,7 @@ def room_bytes(memory: Memory, *, held_bytes: int, asked_bytes: int | None) -> i
 
     ``asked_bytes`` bounds it further; None: half of what is free, for others want some, too.
     """
-    reserve = max(int(RESERVE * memory.ceiling_bytes), LEAST_RESERVE_BYTES)
+    reserve = reserve_bytes(memory.ceiling_bytes)
     next_step = max(memory.peak_bytes - memory.resident_bytes, 0)
     free = memory.available_bytes - reserve - next_step
     if asked_bytes is None:
@@ -75,24 +92,47 @@ def _table(path: Path) -> dict[str, int]:
     return found
 
 
-def _group_bytes(root: Path = ROOT) -> Iterator[int]:
-    """What is left in each control group that has a limit."""
-    yield 1 << 62
+@dataclass(frozen=True)
+class Bound:
+    """A control group with a limit."""
+
+    limit_bytes: int
+    use: Path
+    stat: Path
+    files: tuple[str, ...]
+
+    @property
+    def left_bytes(self) -> int:
+        used = _number(self.use)
+        if used is None:
+            return self.limit_bytes
+        stat = _stat(self.stat)
+        return self.limit_bytes - used + sum(stat.get(name, 0) for name in self.files)
+
+
+def bounds(root: Path = ROOT) -> list[Bound]:
+    """All control groups that bound this process."""
+    found = []
     for folder in memory_folders(root):
-        for limit, used, inactive, active in (
-            ("memory.max", "memory.current", "inactive_file", "active_file"),
-            (
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-                "total_active_file",
-            ),
-        ):
-            most, now = _number(folder / limit), _number(folder / used)
-            if most is None or now is None:
-                continue
-            stat = _stat(folder / "memory.stat")
-            yield most - now + stat.get(inactive, 0) + stat.get(active, 0)
+        for limit, use, *files in FIELDS:
+            most = _number(folder / limit)
+            if most is not None and (folder / use).exists():
+                found.append(Bound(most, folder / use, folder / "memory.stat", tuple(files)))
+    return found
+
+
+class Left:
+    """How much memory could be taken now; made once by who asks often."""
+
+    def __init__(self) -> None:
+        self._bounds: list[Bound] = []
+        self._known_until = 0.0
+
+    def __call__(self) -> int:
+        now = time.monotonic()
+        if now > self._known_until:
+            self._bounds, self._known_until = bounds(), now + BOUNDS_S
+        return min([_machine_bytes(), *(bound.left_bytes for bound in self._bounds)])
 
 
 def _number(path: Path) -> int | None:

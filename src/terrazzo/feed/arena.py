@@ -18,7 +18,7 @@ import secrets
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from terrazzo.feed.draws import mix
@@ -51,6 +51,8 @@ class Arena:
         self._memory = mmap.mmap(self._file, self.room_bytes)
         self._salt = secrets.randbits(62)
         self._threads = threading.Lock()  # for the lock of a file is one of processes
+        self._process = os.getpid()
+        self._is_closed = self._was_cut = False
         self._write(Head(self.room_bytes, page, 0))
 
     def _write(self, head: Head) -> None:
@@ -59,7 +61,11 @@ class Arena:
     @contextmanager
     def _locked(self) -> Iterator[Head]:
         """A lock that the system takes from a process that dies."""
+        if self._process != os.getpid():  # another thread may have had it when this was forked
+            self._threads, self._process = threading.Lock(), os.getpid()
         with self._threads:
+            if self._is_closed:
+                raise ValueError("the arena is closed")
             fcntl.lockf(self._file, fcntl.LOCK_EX)
             try:
                 yield self._head
@@ -112,14 +118,32 @@ class Arena:
         stamp: int = STAMP.unpack_from(self._memory, at + size)[0]
         return stamp == mix(self._salt, puts)
 
-    def give_back(self, keep_bytes: int) -> None:
+    def give_back(self, keep_bytes: int, *, is_cut: bool = False) -> None:
         """Keeps only so much. Memory is free at once."""
         page = mmap.PAGESIZE
         with self._locked() as head:
+            self._was_cut |= is_cut
             new = min(max(page + keep_bytes // page * page, page), head.limit)
             self._write(Head(new, min(head.used, new), head.puts))
             if new < self.room_bytes:
                 self._memory.madvise(mmap.MADV_REMOVE, new, self.room_bytes - new)
+
+    def cut(self, size_bytes: int) -> int:
+        """Gives so much of what is used back, whatever else is going on; how much that was."""
+        with suppress(ValueError):  # it was closed meanwhile
+            before = self.used_bytes
+            keep = max(before - size_bytes, 0)
+            if before:
+                self.give_back(keep, is_cut=True)
+            return before - keep
+        return 0
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether something was cut off since this was last asked."""
+        with self._locked():
+            found, self._was_cut = self._was_cut, False
+        return found
 
     def empty(self) -> None:
         """What is in it is lost; it may be filled again."""
@@ -134,5 +158,7 @@ class Arena:
             self._write(head._replace(limit=limit))
 
     def close(self) -> None:
-        self._memory.close()
+        with self._locked():
+            self._is_closed = True
+            self._memory.close()
         os.close(self._file)

@@ -85,7 +85,7 @@ def scatter(
         pieces = [whole[box.slices()].contiguous() for box in boxes]
         links.exchange(
             [
-                (device, 0, piece)
+                (device, piece)
                 for device, piece in enumerate(pieces)
                 if device != reader and piece.numel()
             ],
@@ -93,7 +93,7 @@ def scatter(
         )
         return pieces[reader]
     piece = torch.empty(mine.shape, dtype=dtype)
-    links.exchange([], [(reader, 0, piece)] if piece.numel() else [])
+    links.exchange([], [(reader, piece)] if piece.numel() else [])
     return piece
 
 

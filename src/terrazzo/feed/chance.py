@@ -6,8 +6,6 @@ another can read the same batches in the same order.
 
 from __future__ import annotations
 
-import random
-import sys
 from base64 import b64decode, b64encode
 from collections.abc import Collection
 from typing import Any
@@ -15,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terrazzo.feed import draws
+from terrazzo.feed.draws import NUMPY, PYTHON, TORCH
+
 
 def drawn_from(loader: Any) -> dict[str, Any]:
     """Of torch, Python and NumPy, and of the loader's own generators."""
-    found: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kind, keys, *rest = numpy.random.get_state()
-        found["numpy"] = [kind, keys.tolist(), *rest]
+    state, python, (kind, keys, *rest) = draws.states()
+    found = {TORCH: _text(state), PYTHON: python, NUMPY: [kind, keys.tolist(), *rest]}
     for name, owner in _owners(loader):
         found[name] = _text(owner.get_state())
     return found
@@ -30,23 +28,18 @@ def drawn_from(loader: Any) -> dict[str, Any]:
 
 def draw_as(told: dict[str, Any], loader: Any) -> None:
     """Sets the generators here to where those of another device stood, as far as it is told."""
-    if "torch" in told:
-        torch.set_rng_state(_tensor(told["torch"]))
-    if "python" in told:
-        version, state, gauss = told["python"]
-        random.setstate((version, tuple(state), gauss))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in told:
-        numpy.random.set_state(tuple(told["numpy"]))
+    state, python, numpy = draws.states()
+    if TORCH in told:
+        state = _tensor(told[TORCH])
+    if PYTHON in told:
+        version, words, gauss = told[PYTHON]
+        python = (version, tuple(words), gauss)
+    if NUMPY in told:
+        numpy = tuple(told[NUMPY])
+    draws.restore((state, python, numpy))
     for name, owner in _owners(loader):
         if name in told:
             owner.set_state(_tensor(told[name]))
-
-
-def moved(before: dict[str, Any]) -> set[str]:
-    """Which of the generators that all share have been drawn from since."""
-    now = drawn_from(None)
-    return {name for name in now if now[name] != before.get(name)}
 
 
 def draw_but(told: dict[str, Any], names: Collection[str]) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from terrazzo.feed.rows import Form
 
 READER, EACH, MEASURED = "reader", "each", "measured"
-AHEAD = "ahead"
-"""One device reads for all, and a batch travels while the one before it is computed with."""
+AHEAD = " ahead"
+"""After a way: a batch travels while the one before it is computed with."""
 LEAST, MOST = 8, 64
 """Steps that are enough to judge by, and those that are remembered."""
 SKIPPED = 2
@@ -34,7 +34,9 @@ class Choice:
     def __init__(self) -> None:
         self.members: tuple[int, ...] = ()
         self._steps_s: dict[str, deque[float]] = {}
-        self._sent_s: deque[float] = deque(maxlen=MOST)
+        self._sent_s: dict[str, deque[float]] = {}
+        self.way = READER
+        """Who reads now: one for all, or many."""
         self.refused = False
         """Whether reading by each was found to take too long before it was tried."""
         self.form: Form | None = None
@@ -45,7 +47,7 @@ class Choice:
         """What was measured among others says nothing."""
         if members != self.members:
             self.members, self.refused = members, False
-            self._steps_s, self._sent_s = {}, deque(maxlen=MOST)
+            self._steps_s, self._sent_s = {}, {}
 
     def begin(self) -> None:
         """A way through the data begins."""
@@ -59,13 +61,12 @@ class Choice:
             self._steps_s.setdefault(way, deque(maxlen=MOST)).append(now - self._at)
         self._at = now
 
-    def sent(self, seconds: float) -> None:
-        """A batch has been sent to all devices."""
-        self._sent_s.append(seconds)
+    def sent(self, way: str, seconds: float) -> None:
+        """All devices have what they need of a batch, which took so long."""
+        self._sent_s.setdefault(way, deque(maxlen=MOST)).append(seconds)
 
-    @property
-    def sent_s(self) -> float:
-        return median(self._sent_s) if self._sent_s else 0.0
+    def sent_s(self, way: str) -> float:
+        return median(self._sent_s.get(way, (0.0,)))
 
     def step_s(self, way: str) -> float | None:
         """The usual step of a way; None: too few were seen."""
@@ -74,22 +75,21 @@ class Choice:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the device that reads sends batches ahead: once that was tried, if it pays."""
-        usual_s, ahead_s = self.step_s(READER), self.step_s(AHEAD)
+        """Whether batches are sent ahead: once that was tried, if it pays."""
+        usual_s, ahead_s = self.step_s(self.way), self.step_s(self.way + AHEAD)
         if usual_s is None:
             return False
         if ahead_s is None:
-            return self.sent_s > WORTH * usual_s
+            return self.sent_s(self.way) > WORTH * usual_s
         return ahead_s < (1 - GAIN) * usual_s
 
     def told(self) -> dict[str, Any]:
         """For the other devices."""
-        known = [s for way in (READER, AHEAD) if (s := self.step_s(way)) is not None]
-        return {
-            "refused": self.refused,
-            READER: min(known, default=None),
-            EACH: self.step_s(EACH),
-        }
+        return {"refused": self.refused, READER: self._best_s(READER), EACH: self._best_s(EACH)}
+
+    def _best_s(self, way: str) -> float | None:
+        known = [s for one in (way, way + AHEAD) if (s := self.step_s(one)) is not None]
+        return min(known, default=None)
 
 
 def chosen(told: Sequence[Mapping[str, Any]]) -> str | None:

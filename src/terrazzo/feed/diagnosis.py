@@ -20,11 +20,14 @@ from terrazzo.records import document
 from terrazzo.records.event import read_events
 from terrazzo.records.storage import Storage
 from terrazzo.records.trial import COLD, FILE, SYNTHETIC, USUAL, WARM, TrialFacts
+from terrazzo.records.units import seconds_text
 
 KIND, VERSION = "stalls", 1
 LEAST_STEPS = 3
 UNDISTURBED = 0.5
 """Of the steps whose batches are made in the loop, the part that costs are taken from."""
+FAR = 0.15
+"""Two ways to one number that differ by more do not agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,22 @@ class Diagnosis:
     def predicted_s(self) -> float:
         """What the pipeline says of the step as it is, to be held against what was seen."""
         return self.pipeline.step_s
+
+    @property
+    def doubt(self) -> str:
+        """Why these numbers should not be trusted; empty: nothing speaks against them."""
+        off = self.predicted_s / self.usual.step_s - 1
+        if abs(off) > FAR:
+            return (
+                f"a step took {seconds_text(self.usual.step_s)}, and by the trials alone it should "
+                f"be {seconds_text(self.predicted_s)}"
+            )
+        if self.warm_s > (1 + FAR) * self.cold_s:
+            return (
+                f"steps took longer with files in memory ({seconds_text(self.warm_s)}) than with "
+                f"files from storage ({seconds_text(self.cold_s)})"
+            )
+        return ""
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))
@@ -146,4 +165,6 @@ def _facts(trials: Mapping[str, Seen]) -> Facts:
         stored_bytes=cold.read_bytes / batch if batch else 0.0,
         decoded_bytes=synthetic.batch_bytes / synthetic.batch if synthetic.batch else 0.0,
         free_bytes=trials[USUAL].facts.free_bytes,
+        most_workers=trials[WARM].facts.most_workers,
+        stays=trials[WARM].facts.stays,
     )

@@ -19,6 +19,7 @@ SPAN = float(1 << 63)
 """What ``mix`` gives is below that."""
 States = tuple[Any, Any, Any]
 """Of torch, Python and NumPy."""
+TORCH, PYTHON, NUMPY = "torch", "python", "numpy"
 
 
 class Stream(NamedTuple):
@@ -44,12 +45,21 @@ def restore(found: States) -> None:
 
 
 def same(a: States, b: States) -> bool:
-    return (
-        torch.equal(a[0], b[0])
-        and a[1] == b[1]
-        and a[2][2:] == b[2][2:]
-        and bool(np.array_equal(a[2][1], b[2][1]))
-    )
+    return not _apart(a, b)
+
+
+def moved(before: States) -> set[str]:
+    """Which generators have been drawn from since."""
+    return _apart(before, states())
+
+
+def _apart(a: States, b: States) -> set[str]:
+    alike = {
+        TORCH: torch.equal(a[0], b[0]),
+        PYTHON: a[1] == b[1],
+        NUMPY: a[2][2:] == b[2][2:] and np.array_equal(a[2][1], b[2][1]),
+    }
+    return {name for name, is_same in alike.items() if not is_same}
 
 
 def begin(stream: Stream) -> None:

@@ -21,7 +21,7 @@ from terrazzo.errors import ModelError, PeerLost, RunError, UsageError
 from terrazzo.feed.batch import Batch, Fed, Host, Slice, outlines, rebuild, scatter
 from terrazzo.feed.chance import draw_as
 from terrazzo.feed.choice import AHEAD, EACH, READER, Choice
-from terrazzo.feed.lift import Lift
+from terrazzo.feed.lift import lift_of
 from terrazzo.feed.many import Many
 from terrazzo.feed.posted import Posted
 from terrazzo.feed.reading import Reading
@@ -77,7 +77,7 @@ def feed(
         way = batches = Feed(source, net, inputs=inputs, reader=reads)
         way.offers(options.get("cache"))
     if device is not None:
-        batches = Lift(device).batches(batches)
+        batches = lift_of(net, device).batches(batches)
     yield from counted(net.links, batches, reader=reads)
 
 
@@ -143,9 +143,10 @@ class Feed:
                 self.position += 1
                 yield fed.batch
         finally:
-            if self._posted is not None:  # the loop was left; what is under way must arrive
-                with suppress(RunError):
-                    self._posted.land()
+            for posted in (self._posted, self.many.posted):
+                if posted is not None:  # the loop was left; what is under way must arrive
+                    with suppress(RunError):
+                        posted.land()
 
     def _end_as_reader(self, header: Mapping[str, Any]) -> None:
         """Whoever reads the next time goes on with the random numbers of the one who read now."""
@@ -177,7 +178,7 @@ class Feed:
     def go_back_to(self, position: int) -> None:
         """Batches from there on come again."""
         self.position = position
-        self.spread.restart()
+        self.many.restart()
         self.reading.go_back_to(position)
 
     def keep_from_here(self) -> None:
@@ -344,10 +345,10 @@ class Feed:
 
     def delivered(self, begin: float, size_bytes: int, *, is_ahead: bool = False) -> None:
         end, epoch = time.perf_counter(), (self.reading.chance or {}).get("epoch", 0)
-        if self.spread.rota is None and not is_ahead:
-            self.choice.sent(end - begin)
-        one = AHEAD if is_ahead else READER
-        self.choice.step(one if self.spread.rota is None else EACH)
+        self.choice.way = way = READER if self.spread.rota is None else EACH
+        if not is_ahead:
+            self.choice.sent(way, end - begin)
+        self.choice.step(way + AHEAD if is_ahead else way)
         took = Took(DELIVER, begin, end, end - begin, size_bytes)
         Clock(self.links.recorder).note(took, epoch=epoch, batch=self.position, beside=False)
 

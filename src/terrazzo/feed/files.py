@@ -58,6 +58,21 @@ class Copy(io.BytesIO):
 _open = io.open
 
 
+class Names:
+    """Only the name of the file that was opened last, where nothing is held and nothing timed."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.thread = threading.get_ident()
+
+    def open(self, file: Any, *rest: Any, **options: Any) -> Any:
+        """Instead of ``open``."""
+        path = _path(file)
+        if path is not None and threading.get_ident() == self.thread:
+            self.last = path
+        return _open(file, *rest, **options)
+
+
 class Files:
     """The files of the sample that is being made."""
 
@@ -130,9 +145,11 @@ class Files:
         """Stands where ``open`` was."""
         path, asked = _path(file), [*rest, *options.values()]
         is_plain = mode == "rb" and all(one in (None, True) for one in asked)
-        if path is None or not is_plain or threading.get_ident() != self.thread:
+        if path is None or threading.get_ident() != self.thread:
             return _open(file, mode, buffering, *rest, **options)
         self.last = path
+        if not is_plain:
+            return _open(file, mode, buffering, *rest, **options)
         held = self._held.get(path)
         if held is not None:
             check([held[:2]])
@@ -190,7 +207,7 @@ def _path(file: Any) -> str | None:
 
 
 @contextmanager
-def watched(files: Files) -> Iterator[None]:
+def watched(files: Files | Names) -> Iterator[None]:
     """Within, this process opens files through ``files``."""
     before: tuple[Callable[..., Any], Callable[..., Any]] = builtins.open, io.open
     files.thread = threading.get_ident()

@@ -253,6 +253,14 @@ class Held:
         self.arena.give_back(keep_bytes)
         self.places.keep(self.arena)
 
+    def note_cut(self) -> int:
+        """Samples may have gone while a step needed their memory: how many."""
+        if not self.arena.was_cut:
+            return 0
+        before = len(self.places)
+        self.places.keep(self.arena)
+        return before - len(self.places)
+
     def forget(self) -> None:
         """Nothing of it counts any more, here or elsewhere."""
         self.arena.empty()

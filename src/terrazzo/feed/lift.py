@@ -3,10 +3,15 @@
 The plain way is ``tensor.to("cuda")``. The other one copies into page-locked memory first, of
 which there are two buffers for each tensor, and from there on a stream of its own: the copy runs
 while the GPU is still at the step before. It pays where steps are short; both are tried.
+
+A script may queue work for a GPU much faster than that does it. It is let run ahead by two steps:
+then the time from batch to batch is that of a step, and not of queueing it, and batches that wait
+for their turn do not fill the memory of the GPU.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,18 +20,22 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terrazzo.feed.choice import GAIN, LEAST, SKIPPED, Choice
+from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
 
 PLAIN, PINNED = "plain", "pinned"
 TRIED = SKIPPED + 1 + LEAST
-"""Batches of each way before it is decided."""
+"""Batches of each way before it is decided, in epochs of more than three."""
+RUN_AHEAD = 2
+MOST_BUFFERS = 64
+"""Of a feed whose batches never look the same; then all are made anew."""
 
 
 class Buffer:
     """Page-locked memory for one tensor, and when the last copy from it was over."""
 
     def __init__(self, like: Tensor) -> None:
-        self.host = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        self.host = torch.empty_like(like, pin_memory=True)
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def bring(self, tensor: Tensor, device: torch.device, stream: torch.cuda.Stream) -> Tensor:
@@ -43,13 +52,14 @@ class Buffer:
 
 
 class Lift:
-    """Brings the batches of one feed onto a device."""
+    """Brings the batches of all epochs of a loop onto a device."""
 
     def __init__(self, device: str | torch.device) -> None:
         self.device = torch.device(device)
         self.choice = Choice()
-        self._given = 0
+        self._given = {PLAIN: 0, PINNED: 0}
         self._buffers: dict[tuple[Any, ...], Buffer] = {}
+        self._queued: deque[torch.cuda.Event] = deque()
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -57,24 +67,33 @@ class Lift:
     @property
     def way(self) -> str:
         """How the next batch is brought."""
-        if self._stream is None or self._given < TRIED:
-            return PLAIN
-        if self._given < 2 * TRIED:
-            return PINNED
         plain_s, pinned_s = self.choice.step_s(PLAIN), self.choice.step_s(PINNED)
-        assert plain_s is not None
-        assert pinned_s is not None
-        return PINNED if pinned_s < (1 - GAIN) * plain_s else PLAIN
+        if self._stream is None or plain_s is None:
+            return PLAIN
+        return PINNED if pinned_s is None or pinned_s < (1 - GAIN) * plain_s else PLAIN
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        before = PLAIN
+        before = self.way
+        self.choice.begin()
         for batch in batches:
             way = self.way
-            if self._given in (0, TRIED):
+            self.choice.step(before)  # the step that is over was fed so
+            if way != before:
                 self.choice.begin()
-            self.choice.step(before)  # which the step that is over was
             yield self._brought(batch, way)
-            before, self._given = way, self._given + 1
+            self._let_catch_up()
+            before = way
+            self._given[way] += 1
+
+    def _let_catch_up(self) -> None:
+        """The work of a step has been queued: waits for the one before the one before it."""
+        if self._stream is None:
+            return
+        queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        queued.record(torch.cuda.current_stream(self.device))
+        self._queued.append(queued)
+        if len(self._queued) > RUN_AHEAD:
+            self._queued.popleft().synchronize()
 
     def _brought(self, batch: Any, way: str) -> Any:
         leaves, tree = pytree.tree_flatten(batch)
@@ -89,13 +108,31 @@ class Lift:
         return self._moved(leaf, place, way) if isinstance(leaf, Tensor) else leaf
 
     def _moved(self, tensor: Tensor, place: int, way: str) -> Tensor:
-        if way == PLAIN or not tensor.is_cpu or not tensor.numel():
+        if way == PLAIN or not _is_plain(tensor):
             return tensor.to(self.device)
         assert self._stream is not None
-        key = (place, self._given % 2, tensor.shape, tensor.dtype)
+        turn = self._given[PINNED] % 2
+        key = (place, turn, tensor.shape, tensor.stride(), tensor.dtype)
         buffer = self._buffers.get(key)
         if buffer is None:
-            if len(self._buffers) >= 64:  # of a feed whose batches never look the same
+            if len(self._buffers) >= MOST_BUFFERS:
                 self._buffers.clear()
             buffer = self._buffers[key] = Buffer(tensor)
         return buffer.bring(tensor, self.device, self._stream)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a copy of its elements is all that there is to it."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
+        return False
+    return tensor.is_cpu and tensor.numel() > 0
+
+
+def lift_of(net: Net, device: str | torch.device) -> Lift:
+    """The one for the loops of a net; those that train and those that test have steps of their own
+    lengths."""
+    lifts: dict[tuple[torch.device, bool], Lift] = net.__dict__.setdefault("_lifts", {})
+    key = (torch.device(device), net.training)
+    if key not in lifts:
+        lifts[key] = Lift(device)
+    return lifts[key]

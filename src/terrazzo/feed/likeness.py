@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
+from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -20,8 +22,15 @@ import torch
 MOST_OBJECTS = 200
 MOST_ENTRIES = 16
 DEPTH = 6
-PLAIN = (int, float, complex, bool, str, bytes, type(None))
+PLAIN = (int, float, complex, bool, str, bytes, type(None), PurePath)
+"""What never changes. A path notes its own text when it is first used: that is no change of it."""
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+TENSORS, ARRAYS = (torch.Tensor,), (np.ndarray,)
+FIXED = (ModuleType, type)
+MANY = (list, tuple, set, frozenset, dict)
+OTHERS = (object,)
+CLOSED = (GENERATORS, TENSORS, ARRAYS, FIXED)
+"""The walk goes no further into them."""
 
 
 def likeness(root: Any) -> int:
@@ -34,39 +43,49 @@ def _walk(root: Any) -> Iterator[Any]:
     todo: list[tuple[Any, int]] = [(root, 0)]
     while todo and len(seen) < MOST_OBJECTS:
         one, depth = todo.pop()
-        if isinstance(one, PLAIN):
+        kind = _kind_of(one.__class__)
+        if kind is PLAIN:
             yield one
             continue
         if id(one) in seen:
             continue
         seen.add(id(one))
         yield id(one)
-        yield from _marks(one)
-        if depth < DEPTH:
-            todo += [(part, depth + 1) for part in _parts(one)]
+        yield from _marks(one, kind)
+        is_long = isinstance(one, dict) and len(one) > MOST_ENTRIES
+        if depth < DEPTH and kind not in CLOSED and not is_long:
+            todo += [(part, depth + 1) for part in entries(one, MOST_ENTRIES)]
 
 
-def _marks(one: Any) -> Iterator[Any]:
-    if isinstance(one, GENERATORS):
+@lru_cache(maxsize=1024)
+def _kind_of(exact: type) -> tuple[type, ...]:
+    """Asked for every object before every batch, and too slow to be asked anew."""
+    kinds: list[tuple[type, ...]] = [PLAIN, GENERATORS, TENSORS, ARRAYS, FIXED, MANY]
+    return next((kind for kind in kinds if issubclass(exact, kind)), OTHERS)
+
+
+@lru_cache(maxsize=1024)
+def _slots(exact: type) -> tuple[str, ...]:
+    found: list[str] = []
+    for kind in exact.__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        found += [names] if isinstance(names, str) else names
+    return tuple(found)
+
+
+def _marks(one: Any, kind: tuple[type, ...]) -> Iterator[Any]:
+    if kind is GENERATORS:
         yield "generator"
-    elif isinstance(one, torch.Tensor):
+    elif kind is TENSORS:
         # Of tensors that were made in inference mode nobody counts the changes.
         yield from (0 if one.is_inference() else one._version, tuple(one.shape))
-    elif isinstance(one, np.ndarray):
+    elif kind is ARRAYS:
         yield from (one.shape, one.ctypes.data)
         if one.size and one.dtype != object:
             picked = one.reshape(-1)[:: max(one.size // MOST_ENTRIES, 1)]
             yield picked[:MOST_ENTRIES].tobytes()
-    elif isinstance(one, (list, tuple, set, frozenset, dict)):
+    elif kind is MANY:
         yield len(one)
-
-
-def _parts(one: Any) -> list[Any]:
-    if isinstance(one, (ModuleType, type, torch.Tensor, np.ndarray, *GENERATORS)):
-        return []
-    if isinstance(one, dict) and len(one) > MOST_ENTRIES:
-        return []
-    return entries(one, MOST_ENTRIES)
 
 
 def entries(one: Any, most: int) -> list[Any]:
@@ -85,8 +104,5 @@ def entries(one: Any, most: int) -> list[Any]:
     state = getattr(one, "__dict__", None)
     if isinstance(state, dict):
         found += list(state.values())
-    for kind in type(one).__mro__:
-        names = kind.__dict__.get("__slots__", ())
-        for name in [names] if isinstance(names, str) else names:
-            found.append(getattr(one, name, None))
+    found += [getattr(one, name, None) for name in _slots(one.__class__)]
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 from terrazzo.errors import DataError
 from terrazzo.feed import draws
 from terrazzo.feed.arena import Arena
-from terrazzo.feed.files import Files, check, watched
+from terrazzo.feed.files import Files, Names, check, watched
 from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
 from terrazzo.feed.likeness import likeness
 from terrazzo.feed.meter import Meter, NoMeter
@@ -36,6 +36,7 @@ class Maker:
     def __init__(self, recipe: Recipe, arena: Arena | None = None, *, watch: bool = False) -> None:
         self.recipe, self.arena = recipe, arena
         self.files = Files() if watch else None
+        self._names = Names()
         self.at: Callable[[Any], None] = lambda index: None
         """Told of each sample before it is made, so that its name outlives this process."""
         self.peers = Peers()
@@ -49,8 +50,8 @@ class Maker:
         self.arena, self.files = arena, Files()
 
     def watching(self) -> AbstractContextManager[None]:
-        """Within, files are seen where samples are kept."""
-        return nullcontext() if self.files is None else watched(self.files)
+        """Within, files are seen where samples are kept, and elsewhere their names."""
+        return watched(self._names if self.files is None else self.files)
 
     def make(self, task: Task) -> Made:
         """Never raises: an error is part of what was made."""
@@ -87,10 +88,7 @@ class Maker:
     def _samples(self, task: Task, made: Made) -> Any:
         recipe = self.recipe
         if not recipe.by_sample:
-            self.at(task.indices)
-            if not recipe.collates:
-                return recipe.dataset[task.indices]
-            return recipe.dataset.__getitems__(task.indices)
+            return self._together(task)
         found: list[Any] = []
         like = likeness(recipe.dataset) if self._looks and self._has_begun else None
         for index in task.indices:
@@ -100,7 +98,7 @@ class Maker:
             try:
                 found.append(self._sample(index, task, made))
             except Exception as error:
-                told = self._blame(index, error)
+                told = self._blame(f"sample {index}", error)
                 if not recipe.skip:
                     raise told from error
                 made.bad.append(str(told))
@@ -114,6 +112,16 @@ class Maker:
                 f"no sample of the batch {_few(task.indices)} could be read: {made.bad[0]}"
             )
         return found
+
+    def _together(self, task: Task) -> Any:
+        """What a data set gives for several indices at once, or for what stands for a batch."""
+        recipe, asked, self._names.last = self.recipe, task.indices, ""
+        self.at(asked)
+        try:
+            return recipe.dataset.__getitems__(asked) if recipe.collates else recipe.dataset[asked]
+        except Exception as error:
+            which = f"samples {_few(asked)}" if recipe.collates else f"sample {asked}"
+            raise self._blame(which, error) from error
 
     def _collate(self, data: Any, task: Task) -> Any:
         try:
@@ -158,6 +166,7 @@ class Maker:
         """A sample, from its encoded bytes where they are known."""
         files, dataset = self.files, self.recipe.dataset
         if files is None:
+            self._names.last = ""
             return dataset[index]
         if not self.recipe.in_two_steps:
             files.begin(index, None if known is None else thaw(known))
@@ -224,12 +233,14 @@ class Maker:
             if place is not None:
                 made.kept[index] = Place(place, len(data), form)
 
-    def _blame(self, index: Any, error: Exception) -> DataError:
+    def _blame(self, which: str, error: Exception) -> DataError:
         name = type(self.recipe.dataset).__name__
-        file = "" if self.files is None or not self.files.last else f" (file {self.files.last})"
+        last = (self.files or self._names).last
+        file = f" (file {last})" if last else ""
+        or_skip = ', or leave such samples out: tz.feed(..., bad="skip")'
         return DataError(
-            f"sample {index} of {name}{file} could not be read: {type(error).__name__}: {error}. "
-            'Repair or remove it, or leave such samples out: tz.feed(..., bad="skip")'
+            f"{which} of {name}{file} could not be read: {type(error).__name__}: {error}. "
+            f"Repair or remove it{or_skip if self.recipe.by_sample else ''}"
         )
 
 

@@ -36,8 +36,6 @@ MOST_BYTES = 64 << 20
 MOST_CALLERS = 32
 MOST_STRANGERS = 32
 """Callers who have not yet proved that they belong to this run; they take no place from others."""
-MOST_RECEIVED = 8
-"""So many samples are received at once: what is under way lies in memory outside of the arena."""
 PROMPT_S = 60.0
 """So long a sample may take once it was announced."""
 IDLE_S = 3600.0
@@ -122,7 +120,9 @@ class _Shelves:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._places: dict[tuple[int, int], tuple[int, int, bytes]] = {}
-        self._receiving = threading.BoundedSemaphore(MOST_RECEIVED)
+        self._lock = threading.Lock()
+        self._coming_bytes = 0
+        """Of samples that are being received, outside of the arena; they count as if inside."""
 
     def answer(self, caller: socket.socket) -> bool:
         """One request; False: it was none."""
@@ -145,7 +145,10 @@ class _Shelves:
         if known is not None and known[1:] == (size, mark) and self._arena.has(known[0], size):
             caller.sendall(HAVE)
             return
-        if size > self._arena.free_bytes or not self._receiving.acquire(timeout=1.0):
+        with self._lock:
+            fits = self._coming_bytes + size <= self._arena.free_bytes
+            self._coming_bytes += size if fits else 0
+        if not fits:
             caller.sendall(NO)
             return
         try:
@@ -154,7 +157,8 @@ class _Shelves:
             caller.settimeout(PROMPT_S)
             place = self._arena.put(memoryview(data))
         finally:
-            self._receiving.release()
+            with self._lock:
+                self._coming_bytes -= size
         if place is not None:
             self._places[key] = (place, size, mark)
         else:

@@ -29,6 +29,10 @@ MOST_RENEWALS = 3
 LONG_S, LONG = 20.0, 20
 """A batch is late if it takes longer than that, and so many times as long as the last ones."""
 CHANGES = "the data set changes itself as it is read"
+DRAWS = (
+    "samples draw random numbers there, one after the other. Give tz.feed the data set instead of "
+    "a loader, and each sample has a seed of its own"
+)
 
 
 class Passage:
@@ -171,10 +175,7 @@ class Passage:
         if self.chains.count:
             return ""
         if made.states is not None:
-            return (
-                "samples draw random numbers there, one after the other. Give tz.feed the data set "
-                "instead of a loader, and each sample has a seed of its own"
-            )
+            return DRAWS
         if made.changes:
             return CHANGES
         if made.error is not None and self._is_own_idea:

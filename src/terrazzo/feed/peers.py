@@ -39,11 +39,12 @@ from terrazzo.members.line import exactly
 CALL_S, ANSWER_S = 1.0, 2.0
 LEAST_BYTES_PER_S = 2e6
 """Slower than this a peer counts as one that does not answer."""
-ALONE_S = 30.0
-"""So long one that failed is left alone."""
+ALONE_S, MOST_ALONE_S = 30.0, 3600.0
+"""So long one that failed is left alone, and twice as long each time it fails again."""
 SLOWER = 1.25
 """A peer that takes so many times as long as storage is not asked, but for a try now and then."""
-TRY_ONE_IN = 32
+TRY_SHARE = 0.01
+"""Tries whether it has become faster take so much of the time, at most."""
 ABSENT = b""
 """The answer of one that does not have a sample; no sample is empty."""
 
@@ -67,10 +68,14 @@ class _Peer:
     until: float = 0.0
     """Left alone until then."""
     s_per_byte: float | None = None
-    asked: int = 0
+    failed: int = 0
+    """Times in a row."""
+    again: float = 0.0
+    """If it is slow, it is tried no sooner."""
 
     def took(self, seconds: float, size_bytes: int) -> None:
         self.s_per_byte = _mixed(self.s_per_byte, seconds / max(size_bytes, 1))
+        self.failed, self.again = 0, time.monotonic() + seconds / TRY_SHARE
 
 
 @dataclass
@@ -106,7 +111,7 @@ class Peers:
             data = bytes(read(line, size, until=until + size / LEAST_BYTES_PER_S))
             peer.took(time.perf_counter() - began, size)
         except OSError:
-            self._leave(peer, ALONE_S)
+            self._fail(peer)
             return None
         if not hmac.compare_digest(mark, self._mark(index, data)):
             self.liars.add(address.device)
@@ -131,18 +136,16 @@ class Peers:
             done = exactly(line, 1, or_say=GONE) == YES
             peer.took(time.perf_counter() - began, len(data))
         except OSError:
-            self._leave(peer, ALONE_S)
+            self._fail(peer)
             return None
         return done
 
     def _is_worth_it(self, peer: _Peer) -> bool:
-        if peer.until > time.monotonic():
+        now = time.monotonic()
+        if peer.until > now:
             return False
-        peer.asked += 1
-        known = peer.s_per_byte is not None and self.storage_s_per_byte is not None
-        if not known or not peer.asked % TRY_ONE_IN:
+        if peer.s_per_byte is None or self.storage_s_per_byte is None or now >= peer.again:
             return True
-        assert peer.s_per_byte is not None and self.storage_s_per_byte is not None
         return peer.s_per_byte < SLOWER * self.storage_s_per_byte
 
     def _line(self, peer: _Peer) -> socket.socket:
@@ -157,6 +160,10 @@ class Peers:
                 raise
             peer.line = line
         return peer.line
+
+    def _fail(self, peer: _Peer) -> None:
+        self._leave(peer, min(ALONE_S * 2**peer.failed, MOST_ALONE_S))
+        peer.failed += 1
 
     def _leave(self, peer: _Peer, seconds: float) -> None:
         peer.until = time.monotonic() + seconds

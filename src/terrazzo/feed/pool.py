@@ -186,15 +186,16 @@ class Pool:
         began = time.perf_counter()
         try:
             ticket, made = ForkingPickler.loads(seat.line.recv_bytes())
-            made.batch = self.trays.clear(made.batch)
         except (EOFError, OSError):  # the line ended, or memory that a dead worker shared is gone
             yield from self._bury(seat)
             return
+        except Exception as error:  # it answers in the order in which it was asked
+            ticket, made = next(iter(seat.tasks)), _unheard(error)
+        _, tray = seat.tasks.pop(ticket)
+        try:
+            made.batch = self.trays.clear(made.batch, tray)
         except Exception as error:
-            ticket = next(iter(seat.tasks))  # it answers in the order in which it was asked
-            text = f"a batch could not be taken over from a worker: {type(error).__name__}: {error}"
-            made = Made(error=DataError(text))
-        self.trays.put_back(seat.tasks.pop(ticket)[1])
+            made = _unheard(error)
         self._deaths.pop(ticket, None)
         self._hand_out()
         self._dismiss(seat)
@@ -240,10 +241,10 @@ class Pool:
     def clear(self) -> None:
         """Forgets what was given; what workers are at is thrown away, with them."""
         workers = self.workers
-        self._end()
+        self.close()
         self.resize(workers)
 
-    def _end(self) -> None:
+    def close(self) -> None:
         for seat in self._seats:
             seat.process.kill()
             seat.line.close()
@@ -255,10 +256,10 @@ class Pool:
         self._waiting.clear()
         self._deaths.clear()
 
-    def close(self) -> None:
-        """For good."""
-        self._end()
-        self.trays.close()
+
+def _unheard(error: Exception) -> Made:
+    text = f"a batch could not be taken over from a worker: {type(error).__name__}: {error}"
+    return Made(error=DataError(text))
 
 
 def _own_bytes(process: int) -> int:

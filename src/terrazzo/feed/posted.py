@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from terrazzo.geometry import Box
-from terrazzo.runtime.links import Links, Message
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.wire import Parcel
 
-TAG = 1 << 20
-"""Messages of a step have smaller ones."""
 SMALL_BYTES = 1 << 16
 """Targets that are larger are not sent to each device by itself."""
 
@@ -38,8 +37,8 @@ class Posted:
         """``tensors`` are real on the reader only; those without boxes travel whole, if small."""
         self.boxes, self.header, self.number, self.epoch = list(boxes), header, number, links.epoch
         self.pieces: list[Tensor] = []
-        sends: list[Message] = []
-        receives: list[Message] = []
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
         mine = links.device == reader
         for at, tensor in enumerate(tensors):
             if at >= len(boxes) and not self.carries(tensors[len(boxes) :]):
@@ -58,7 +57,7 @@ class Posted:
                 if not piece.numel() or (mine and device == reader):
                     continue
                 peer = device if mine else reader
-                (sends if mine else receives).append((peer, TAG + at, piece))
+                (sends if mine else receives).append((peer, piece))
         self._voyage = links.depart(sends, receives, busy=True)
 
     @staticmethod

@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from terrazzo.feed import draws
 from terrazzo.feed.batch import END, Batch, describe
-from terrazzo.feed.chance import draw_but, drawn_from, moved
+from terrazzo.feed.chance import draw_but, drawn_from
 from terrazzo.feed.order import FAR, free_batches
 from terrazzo.feed.repeats import Read, Repeats
 from terrazzo.feed.source import Source
@@ -44,7 +45,7 @@ class Reading:
             self.source.draw_as(self.chance)
         elif self.tells and position == 0 and not self.live:  # the one before had not begun
             self.chance = self.source.chance()
-        before = drawn_from(None)
+        before = draws.states()
         first = min([position, *(number for number in self.live)])
         self.batches, self.read, self.later = self.source.begin(first), None, None
         self.repeats.lose()
@@ -55,7 +56,7 @@ class Reading:
                 used.tensors = describe(batch)[1][: self.inputs]
         if self.chance is not None:
             self.read = self._from(self.batches)
-            self.draws |= moved(before)
+            self.draws |= draws.moved(before)
             draw_but(own, self.draws)
             if "after" in self.read[0]:  # at the end: what the loop has drawn counts, too
                 self.read[0]["after"] = self.source.chance()
@@ -86,9 +87,9 @@ class Reading:
         assert self.batches is not None
         again = self.repeats.next()
         if again is None:
-            before = drawn_from(None) if self.links.recovery is not None else {}
+            before = draws.states() if self.links.recovery is not None else None
             again = self._from(self.batches)
-            self.draws |= moved(before) if before else set()
+            self.draws |= set() if before is None else draws.moved(before)
             self.repeats.add(again)
         return again
 

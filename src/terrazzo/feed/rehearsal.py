@@ -13,8 +13,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 
+from terrazzo.feed import draws
 from terrazzo.feed.arbiter import Memory
 from terrazzo.feed.cores import allowed_cores
+from terrazzo.feed.passage import DRAWS
+from terrazzo.feed.seeded import SeededSampler
+from terrazzo.feed.stays import goes_its_own_way, stays_reason
+from terrazzo.feed.tuner import MOST_WORKERS
 from terrazzo.feed.watch import Watch
 from terrazzo.records import document
 from terrazzo.records.trial import COLD, FILE, SYNTHETIC, USUAL, WARM, Trial, TrialFacts
@@ -36,10 +41,12 @@ class Rehearsal:
 
     def __init__(self, trial: Trial, folder: Path) -> None:
         self.trial, self.folder = trial, folder
-        self.watch = Watch(evicts=trial.mode in (COLD, USUAL))
+        self.watch = Watch(evicts=trial.mode in (COLD, USUAL), own=folder)
         self.done = 0
         self._began_cpu_s = time.process_time()
         self._facts: dict[str, int] = {"samples": 0, "batch": 0, "batch_bytes": 0}
+        self._loader: Iterable[Any] | None = None
+        self._draws = False
 
     def loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         """What a script's loader becomes for this trial."""
@@ -53,9 +60,16 @@ class Rehearsal:
             self._measure(batch)
             return Same(batch, self.trial.steps + 1)
         if self.trial.mode == WARM:
-            for _ in again:
-                pass
+            self._go_through(again)
         return again
+
+    def _go_through(self, batches: Iterable[Any]) -> None:
+        """Brings files into memory, and sees whether making samples draws random numbers."""
+        before: draws.States | None = None  # to begin, a loader draws a number itself
+        for _ in batches:
+            after = draws.states()
+            self._draws |= before is not None and not draws.same(before, after)
+            before = after
 
     def counted(self, batches: Iterable[Any], *, reads: bool) -> Iterator[Any]:
         """Hands batches on until there were enough of them; then the script ends."""
@@ -72,6 +86,7 @@ class Rehearsal:
             self._tell()
 
     def _look_at(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
         if isinstance(loader, DataLoader):
             with suppress(TypeError, NotImplementedError):
                 self._facts["samples"] = len(loader.dataset)  # type: ignore[arg-type]
@@ -82,8 +97,22 @@ class Rehearsal:
             self._facts["batch"] = int(tensors[0].shape[0]) if tensors[0].ndim else 1
             self._facts["batch_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
 
+    def workers(self) -> tuple[int, str]:
+        """How many could make the same batches, and why none could."""
+        loader = self._loader
+        if not isinstance(loader, DataLoader):
+            return 0, f"batches come from {type(loader).__name__} as it is"
+        if goes_its_own_way(loader) or not loader.num_workers:
+            reason = stays_reason(loader)
+            if reason:
+                return 0, reason
+        if not self._draws or isinstance(loader.sampler, SeededSampler):
+            return MOST_WORKERS, ""
+        return loader.num_workers, "" if loader.num_workers else DRAWS
+
     def _tell(self) -> None:
         steps = max(self.done - SKIPPED, 1)
+        most_workers, stays = self.workers()
         facts = TrialFacts(
             mode=self.trial.mode,
             steps=steps,
@@ -91,6 +120,8 @@ class Rehearsal:
             cores=allowed_cores(),
             free_bytes=Memory.here().available_bytes,
             folder=self.watch.folder,
+            most_workers=most_workers,
+            stays=stays,
             **self._facts,
         )
         document.write(self.folder / FILE, facts.to_json())

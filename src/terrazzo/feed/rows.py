@@ -19,7 +19,8 @@ from terrazzo.errors import UsageError
 from terrazzo.feed.batch import loaded_tree
 from terrazzo.feed.rota import Rows, givers
 from terrazzo.geometry import Box
-from terrazzo.runtime.links import Links, Message
+from terrazzo.runtime.links import Links
+from terrazzo.runtime.wire import Parcel
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
 
 
-class Posted(NamedTuple):
-    sends: list[Message]
-    receives: list[Message]
+class Sent(NamedTuple):
+    sends: list[Parcel]
+    receives: list[Parcel]
 
 
 class Piece:
@@ -109,24 +110,24 @@ class Piece:
         self.column, self.own, self.boxes = column, own, boxes
         self._rooms: list[tuple[list[int], Tensor]] = []
 
-    def post(self, device: int, rows: Rows, by: Sequence[Sequence[int]]) -> Posted:
+    def post(self, device: int, rows: Rows, by: Sequence[Sequence[int]]) -> Sent:
         """What this device sends of it, and what it waits for; ``by`` are the givers."""
         at = {row: place for place, row in enumerate(rows[device])}
-        posted = Posted([], [])
+        posted = Sent([], [])
         for other, box in enumerate(self.boxes):
             given = [row for row in range(*box.spans[0]) if by[row][other] == device]
             if other == device:
                 self._mine, self._box = given, box
                 self._places = [at[row] for row in given]
             elif given:
-                posted.sends.append((other, 0, self._cut([at[row] for row in given], box)))
+                posted.sends.append((other, self._cut([at[row] for row in given], box)))
         low, high = self._box.spans[0]
         for other in range(len(rows)):
             given = [row for row in range(low, high) if by[row][device] == other != device]
             if given:
                 shape = (len(given), *self._box.shape[1:])
                 self._rooms.append((given, torch.empty(shape, dtype=self.column.dtype)))
-                posted.receives.append((other, 0, self._rooms[-1][1]))
+                posted.receives.append((other, self._rooms[-1][1]))
         return posted
 
     def _cut(self, places: list[int], box: Box) -> Tensor:
@@ -148,12 +149,21 @@ class Piece:
         return found
 
 
-def gathered(links: Links, pieces: Sequence[Piece], rows: Rows, count: int) -> list[Tensor]:
-    """This device's boxes of all columns of so many rows; all devices call this at once."""
-    by = givers(rows, count)
-    posted = [piece.post(links.device, rows, by) for piece in pieces]
-    links.exchange(
-        [message for one in posted for message in one.sends],
-        [message for one in posted for message in one.receives],
-    )
-    return [piece.landed() for piece in pieces]
+class Gathering:
+    """A device's boxes of all columns of a batch; all devices begin it at once."""
+
+    def __init__(
+        self, links: Links, pieces: Sequence[Piece], rows: Rows, count: int, *, ahead: bool
+    ) -> None:
+        """Of so many rows; ``ahead``: it travels beside something else."""
+        self._pieces = pieces
+        by = givers(rows, count)
+        posted = [piece.post(links.device, rows, by) for piece in pieces]
+        sends = [message for one in posted for message in one.sends]
+        receives = [message for one in posted for message in one.receives]
+        self._voyage = links.depart(sends, receives, busy=ahead)
+
+    def land(self) -> list[Tensor]:
+        """The boxes, once everything has arrived."""
+        self._voyage.land()
+        return [piece.landed() for piece in self._pieces]

@@ -11,6 +11,7 @@ import time
 import weakref
 
 from terrazzo.feed.arbiter import MEMORY_EVERY_S, Memory, room_bytes
+from terrazzo.feed.guard import Guard
 from terrazzo.feed.pantry import Address, Pantry
 from terrazzo.feed.process import CAN_FORK
 from terrazzo.runtime.net import Net
@@ -41,6 +42,7 @@ class Offer:
     def __init__(self, net: Net) -> None:
         self.links, self._net = net.links, weakref.ref(net)
         self.pantry: Pantry | None = None
+        self._guard = Guard()
         self.asked_bytes = 0
         self._checked = 0.0
         self._told: tuple[int, int, Address | None] | None = None
@@ -55,6 +57,7 @@ class Offer:
             me, address = links.members[links.device], own_address(links.sockets)
             self.asked_bytes = asked_bytes
             self.pantry = Pantry(room, device=me, address=address)
+            self._guard.watch(self.pantry.arena)
             self._end = weakref.finalize(self, self.pantry.close)
 
     def tell(self) -> None:

@@ -20,10 +20,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from terrazzo.errors import DataError
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.chains import Chains, Item
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.choice import MEASURED, Choice
+from terrazzo.feed.files import Names, watched
 from terrazzo.feed.held import Held
 from terrazzo.feed.larder import Larder
 from terrazzo.feed.likeness import likeness
@@ -92,6 +94,8 @@ class Source:
         )
         self.reason = stays_reason(loader)
         """Why batches stay where the loader makes them; empty: they need not."""
+        if self.reason and options.workers:
+            say(f"workers={options.workers} cannot make batches of this loader: {self.reason}")
         self.inline = Maker(self.recipe)
         self.pool: Pool | None = None
         self.larder = Larder(
@@ -156,17 +160,37 @@ class Source:
 
     def _natively(self) -> Iterator[Any]:
         """As the loader does it, with its own workers; only the waiting is told."""
-        clock = Clock(self.recorder())
+        clock, names = Clock(self.recorder()), Names()
         self.epoch += 1
-        begin = time.perf_counter()
-        for number, batch in enumerate(self.loader):
+        batches, number = iter(self.loader), 0
+        while True:
+            begin, names.last = time.perf_counter(), ""
+            try:
+                with watched(names):
+                    batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise self._blame(number, names.last, error) from error
             end = time.perf_counter()
             clock.note(
                 Took(WAIT, begin, end, end - begin),
                 epoch=self.epoch - 1, batch=number, beside=False,
             )  # fmt: skip
             yield batch
-            begin = time.perf_counter()
+            number += 1
+
+    def _blame(self, number: int, file: str, error: Exception) -> DataError:
+        """Of a batch that the loader makes itself; its workers tell a traceback, reason last."""
+        told = str(error).strip().splitlines()[-1:] or [""]
+        kind = type(error).__name__
+        what = told[0] if told[0].startswith(kind) else f"{kind}: {told[0]}"
+        where = f" (file {file})" if file else ""
+        no_skip = f'. bad="skip" is not possible here: {self.reason}' if self.options.skip else ""
+        return DataError(
+            f"batch {number} of {type(self.loader.dataset).__name__}{where} could not be read: "
+            f"{what}{no_skip}"
+        )
 
     # ---- workers -------------------------------------------------------------------------
 

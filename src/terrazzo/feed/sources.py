@@ -116,11 +116,12 @@ def source_of(
             "mine= is for a data set without a loader, and not for a trial of one device: "
             "tz.feed(dataset, net, batch_size=8, mine=indices)"
         )
-    if not isinstance(loader, (DataLoader, Dataset)):
+    if not isinstance(loader, (DataLoader, Dataset)) and not (batch_size and _is_map(loader)):
         if any(one is not None for one in (batch_size, sampler, collate, mine)):
             raise UsageError(
                 f"tz.feed takes {type(loader).__name__} for batches, and batch_size, sampler, mine "
-                "and collate are for a data set: let it inherit from torch.utils.data.Dataset"
+                "and collate are for a data set: something with a length and numbered samples, or "
+                "an IterableDataset of torch.utils.data"
             )
         return Plain(loader if trial is None else trial.loader(loader), recorder)
     own: int | None = None
@@ -156,7 +157,7 @@ def source_of(
     for _, other, *_ in known.values():
         if isinstance(other, Source) and other.loader.dataset is reads.dataset:
             other.rest()
-    known[asked] = (weakref.ref(loader), source, sampler, collate)
+    known[asked] = (_reference(loader), source, sampler, collate)
     loaders = [key for key, row in known.items() if isinstance(row[0](), DataLoader)]
     for key in loaders[:-MOST_LOADERS]:  # of a script that makes one for each epoch
         del known[key]
@@ -186,6 +187,19 @@ def offer_of(net: Net, cache: str | int | None) -> Offer:
     found: Offer = net.__dict__.setdefault("_offer", Offer(net))
     found.ask(parse_bytes(cache) if cache else 0)
     return found
+
+
+def _is_map(data: Any) -> bool:
+    """Whether it has what a map-style data set has, whatever it inherits from."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _reference(data: Any) -> Callable[[], Any]:
+    """To something that may go; a list, say, stays."""
+    try:
+        return weakref.ref(data)
+    except TypeError:
+        return lambda: data
 
 
 def _is_like(one: Any, other: Any) -> bool:

@@ -26,7 +26,7 @@ from terrazzo.feed.batch import describe
 from terrazzo.feed.choice import EACH, READER, Choice, chosen, is_worth_trying, slowest_s
 from terrazzo.feed.parts import heard, is_by_row, told
 from terrazzo.feed.rota import Order, Rota, Rows
-from terrazzo.feed.rows import Form, Piece, gathered, taken_apart
+from terrazzo.feed.rows import Form, Gathering, Piece, taken_apart
 from terrazzo.feed.seeded import SeededSampler, order_of
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain
@@ -220,7 +220,8 @@ class Spread:
         mine = rota.rows(indices)[self.links.device]
         own_s = self._timed([indices[row] for row in mine])
         whole_s = self._timed(rota.order.indices(self.epoch, min(1, last))) if reads else 0.0
-        return {"own_s": own_s, "whole_s": whole_s, "sent_s": self.choice.sent_s if reads else 0.0}
+        sent_s = self.choice.sent_s(READER) if reads else 0.0
+        return {"own_s": own_s, "whole_s": whole_s, "sent_s": sent_s}
 
     def _timed(self, indices: list[int]) -> float:
         begin = time.perf_counter()
@@ -289,7 +290,8 @@ class Spread:
         assert self.source is not None
         kept = draws.states()
         try:
-            made = self.source.inline.make(Task(indices, epoch=self.epoch))
+            with self.source.inline.watching():
+                made = self.source.inline.make(Task(indices, epoch=self.epoch))
         finally:
             draws.restore(kept)
         if made.error is not None:
@@ -314,12 +316,11 @@ class Spread:
         guests: Sequence[int] = (),
     ) -> Put:
         """What the batch looks like, after everybody's marks; what failed anywhere fails here."""
-        indices, rows = self._rows(position)
-        count = len(indices)
         if isinstance(read, Read) and marks[0] >= 0 and len(set(marks)) == 1:
             self.form = read.form or self.form
-            assert self.form is not None
-            return Put(self.form, rows, count, [])
+            return self.alike(position)
+        indices, rows = self._rows(position)
+        count = len(indices)
         letter: dict[str, Any] = {"join": list(guests)}
         if isinstance(read, Read):
             letter |= {"form": read.form and read.form.to_json(), "texts": read.texts}
@@ -340,10 +341,22 @@ class Spread:
         joins = [guest for one in letters for guest in one["join"]]
         return Put(self.form, rows, count, texts, joins)
 
+    def alike(self, position: int) -> Put:
+        """A batch of the form that is known."""
+        indices, rows = self._rows(position)
+        assert self.form is not None
+        return Put(self.form, rows, len(indices), [])
+
     def collect(
-        self, read: Read, put: Put, boxes: Mapping[int, Sequence[Box]], only: int | None = None
-    ) -> list[Tensor]:
-        """This device's boxes of some columns and all of the others; of ``only`` one, if asked."""
+        self,
+        read: Read,
+        put: Put,
+        boxes: Mapping[int, Sequence[Box]],
+        *,
+        only: int | None = None,
+        ahead: bool = False,
+    ) -> Gathering:
+        """This device's boxes of some columns and all of the others; ``only``: of one alone."""
         pieces = []
         for at, column in enumerate(put.form.columns):
             if only not in (None, at):
@@ -351,7 +364,7 @@ class Spread:
             whole = (Box.whole((put.size, *column.shape)),) * self.links.devices
             own = read.tensors[at] if read.tensors else None
             pieces.append(Piece(column, own, boxes.get(at, whole)))
-        return gathered(self.links, pieces, put.rows, put.size)
+        return Gathering(self.links, pieces, put.rows, put.size, ahead=ahead)
 
     def header(self, put: Put) -> dict[str, Any]:
         """What those who missed the batch must know of it."""

@@ -12,6 +12,7 @@ import random
 import sys
 import weakref
 from collections.abc import Iterator
+from struct import Struct
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -39,7 +40,7 @@ LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "PIL"}
 
 NEVER_OPEN = (
     type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, MappingProxyType, property,
-    weakref.ref, memoryview, torch.Tensor, np.ndarray,
+    weakref.ref, memoryview, Struct, torch.Tensor, np.ndarray,
 )  # fmt: skip
 
 

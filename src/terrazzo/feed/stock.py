@@ -12,6 +12,7 @@ from typing import Any
 
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.arena import Arena
+from terrazzo.feed.guard import Guard
 from terrazzo.feed.held import Held
 
 SLACK = 0.05
@@ -26,6 +27,7 @@ class Stock:
 
     def __init__(self) -> None:
         self._helds: weakref.WeakSet[Held] = weakref.WeakSet()
+        self._guard = Guard()
         self._known: dict[tuple[int, int | None], tuple[Any, Held]] = {}
 
     def held_of(self, dataset: Any, *, asked_bytes: int | None, seed: int, device: int) -> Held:
@@ -42,6 +44,7 @@ class Stock:
         weakref.finalize(held, held.arena.close)
         self._helds.add(held)
         held.arena.give_back(self._room(held, memory))
+        self._guard.watch(held.arena)
         known = self._known
         try:
             gone = weakref.ref(dataset, lambda _: known.pop(key, None))
@@ -55,24 +58,30 @@ class Stock:
         return sum(held.held_bytes for held in self._helds)
 
     def mind(self, active: Held) -> int:
-        """Gives memory back before the next step needs it; so many bytes."""
-        memory, before = Memory.here(), self.held_bytes
+        """Gives memory back before the next step needs it; 0: nothing had to be."""
+        memory, before, given = Memory.here(), self.held_bytes, 0
+        for held in self._helds:
+            given += held.note_cut()
         is_short = not room_bytes(memory, held_bytes=0, asked_bytes=ANY_BYTES)
         whole = self._whole(memory)
         over = before - whole
         if over > (0 if is_short else SLACK * whole):
-            self._give_back(over + MARGIN_BYTES, last=active)
+            given += self._give_back(over + MARGIN_BYTES, last=active)
         room, limit = self._room(active, memory), active.arena.limit_bytes
         if abs(room - limit) > SLACK * limit:
             active.arena.allow(room)
-        return before - self.held_bytes
+        return given
 
-    def _give_back(self, missing: int, *, last: Held) -> None:
+    def _give_back(self, missing: int, *, last: Held) -> int:
+        """So many bytes, if there are so many; workers may go on filling what has room."""
+        given = 0
         for held in sorted(self._helds, key=lambda held: held is last):
             before = held.held_bytes
-            if missing > 0 and before:
-                held.give_back(max(before - missing, 0))
-                missing -= before - held.held_bytes
+            if given < missing and before:
+                keep = max(before - (missing - given), 0)
+                held.give_back(keep)
+                given += before - keep
+        return given
 
     def _whole(self, memory: Memory) -> int:
         """What all may hold together."""

@@ -21,8 +21,10 @@ NOT_FOLDERS = ("/proc/", "/sys/", "/dev/")
 class Watch:
     """Hears of every file this process, and those it forks, open for reading."""
 
-    def __init__(self, *, evicts: bool) -> None:
+    def __init__(self, *, evicts: bool, own: Path) -> None:
+        """``own``: a folder whose files are no data, but notes about the run."""
         self.evicts, self.folder = evicts, ""
+        self._not_data = (*NOT_FOLDERS, sys.prefix, sys.base_prefix, f"{own.absolute()}{os.sep}")
         self._busy = threading.local()
         self.has_begun = False
 
@@ -51,7 +53,7 @@ class Watch:
 
     def _drop(self, path: str) -> None:
         full = str(Path(path).absolute())
-        if full.endswith(NOT_DATA) or full.startswith((*NOT_FOLDERS, sys.prefix, sys.base_prefix)):
+        if full.endswith(NOT_DATA) or full.startswith(self._not_data):
             return
         with suppress(OSError):
             number = os.open(full, os.O_RDONLY | os.O_NONBLOCK)

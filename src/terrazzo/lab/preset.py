@@ -73,6 +73,12 @@ def load_presets(files: Iterable[Path] = (), *, here: Path | None = None) -> dic
 
 
 NUMBERS = {"gflops": 1e9, "threads": 1, "memory_mib": 2**20}
+MOST = {
+    "gflops": 1e9, "threads": 4096, "memory_mib": 1e9, "watts": 1e5, "mbit": 1e8,
+    "delay_ms": 60e3, "loss_percent": 99.0, "read_mb": 1e8, "write_mb": 1e8,
+}  # fmt: skip
+"""Above these something was misread, a unit perhaps."""
+LEAST = {"threads": 1.0, "memory_mib": 1.0, "gflops": 1e-6, "mbit": 1e-3}
 OPTIONAL = ("about", "sources", "watts", "board", WIRE, WIFI, "storage")
 
 
@@ -132,5 +138,9 @@ def _number(table: Mapping[str, Any], key: str, where: str, *, zero: bool = Fals
     value: Any = table.get(key)
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     if not fits or not (value > 0 or (zero and value == 0)):
-        raise UsageError(f"{where} has {key} = {value!r}; it must be a number above 0")
+        least = "0 or more" if zero else "above 0"
+        raise UsageError(f"{where} has {key} = {value!r}; it must be a number {least}")
+    low, high = LEAST.get(key, 0.0), MOST[key]
+    if not low <= value <= high:
+        raise UsageError(f"{where} has {key} = {value!r}; possible is {low:g} to {high:g}")
     return float(value)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from terrazzo.errors import UsageError
 from terrazzo.records import Graph
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.machine import Machine
@@ -61,3 +62,20 @@ def power_state(folder: Path = FREQUENCIES) -> str:
         except (OSError, UnicodeDecodeError):
             continue
     return ", ".join(words) or "unknown"
+
+
+def refuse_other(key: Mapping[str, str], graph: Graph, *, running: bool) -> None:
+    """Refuses a profile that was given and is of something else; a guess names no model.
+
+    Where nothing runs, the devices that were measured may have another torch than this machine.
+    """
+    remedy = "measure this one with terrazzo cluster profile, or leave the profile out"
+    if key.get(MODEL, graph.digest) != graph.digest:
+        raise UsageError(
+            f"the profile is of model {key[MODEL]}, this one (or its input shape, its precision or "
+            f"its mode) is {graph.digest}: {remedy}"
+        )
+    here = Machine.here()
+    for name, version in (("torch", here.torch), ("terrazzo", here.terrazzo)):
+        if running and key.get(name, version) != version:
+            raise UsageError(f"the profile is of {name} {key[name]}, here is {version}: {remedy}")

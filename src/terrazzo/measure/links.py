@@ -86,11 +86,11 @@ def _ping(links: Links, first: int, second: int) -> float:
         time.sleep(PAUSE_S)
     begin_s = time.perf_counter()
     if links.device == first:
-        links.exchange([(second, 1, out)], [])
-        links.exchange([], [(second, 2, back)])
+        links.exchange([(second, out)], [])
+        links.exchange([], [(second, back)])
     else:
-        links.exchange([], [(first, 1, back)])
-        links.exchange([(first, 2, out)], [])
+        links.exchange([], [(first, back)])
+        links.exchange([(first, out)], [])
     return time.perf_counter() - begin_s
 
 
@@ -100,7 +100,7 @@ def _message_s(links: Links) -> float:
     _meet(links)
     begin_s = time.process_time()
     for _ in range(MESSAGES):
-        links.exchange([(after, 1, torch.zeros(4))], [(before, 1, torch.zeros(4))])
+        links.exchange([(after, torch.zeros(4))], [(before, torch.zeros(4))])
     return (time.process_time() - begin_s) / (2 * MESSAGES)
 
 
@@ -112,9 +112,9 @@ def _alone(links: Links) -> float:
         buffer = torch.zeros(size // 4)
         begin_s = time.perf_counter()
         if links.device == 0:
-            links.exchange([(1, 1, buffer)], [])
+            links.exchange([(1, buffer)], [])
         elif links.device == 1:
-            links.exchange([], [(0, 1, buffer)])
+            links.exchange([], [(0, buffer)])
         elapsed_s = time.perf_counter() - begin_s
         seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
         rate = size / float(seen[1, 0])  # when it has arrived
@@ -127,15 +127,14 @@ def _together(links: Links, alone: float) -> tuple[float, float, float]:
     after, before = _neighbours(links)
     size = _enough(alone / 2)
     numbers = size // 4
-    both = [(after, 1), (before, 2)] if links.devices > 2 else [(after, 1)]
-    from_both = [(before, 1), (after, 2)] if links.devices > 2 else [(before, 1)]
-    sends = [(peer, tag, torch.zeros(numbers)) for peer, tag in both]
-    receives = [(peer, tag, torch.zeros(numbers)) for peer, tag in from_both]
+    both = (after, before) if links.devices > 2 else (after,)
+    sends = [(peer, torch.zeros(numbers)) for peer in both]
+    receives = [(peer, torch.zeros(numbers)) for peer in both]
     _meet(links)
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     links.exchange(sends, receives)
     elapsed_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
-    moved = sum(tensor.numel() * 4 for _, _, tensor in sends)
+    moved = sum(tensor.numel() * 4 for _, tensor in sends)
     return moved / elapsed_s, moved / elapsed_s, cpu_s / (2 * moved)
 
 

@@ -125,7 +125,7 @@ class Control(Ear):
                 "off for too long. Start it again to let it join them."
             )
         if seat.is_stranded:
-            raise PeerLost(seat.shortage(self.reasons))
+            raise PeerLost(seat.shortage(self.reasons, self.called))
         if not seat.view.members and not self._lines:
             raise PeerLost("the run has ended, or its devices are gone: nobody lets it in")
 
@@ -250,6 +250,6 @@ class Control(Ear):
         for device, why in self._left.items():
             if device in self.view.members:
                 if why:
-                    raise PeerLost(f"device {device} failed: {why}")
+                    raise PeerLost(f"{self.called(device)} failed: {why}")
                 if not late or device not in self._lines:
-                    raise PeerLost(f"device {device} has ended its script before the others")
+                    raise PeerLost(f"{self.called(device)} has ended its script before the others")

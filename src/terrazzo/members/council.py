@@ -17,7 +17,7 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -104,16 +104,17 @@ class Seat(NamedTuple):
         """Too few are left to go on."""
         return bool(self.view.members) and not goes_on(self.trusted, self.view)
 
-    def shortage(self, reasons: Mapping[int, str]) -> str:
-        """Why this device cannot go on, in words; ``reasons`` tells why others were given up."""
+    def shortage(self, reasons: Mapping[int, str], called: Callable[[int], str]) -> str:
+        """Why this device cannot go on, in words; ``reasons`` tells why others were given up, and
+        ``called`` what people call a device."""
         lost = sorted(self.suspects & set(self.view.members))
-        names = ", ".join(f"device {d} ({reasons.get(d, 'lost')})" for d in lost)
+        names = ", ".join(f"{called(d)}: {reasons.get(d, 'lost')}" for d in lost)
         rule = "more than half must be left"
         if 2 * len(self.trusted) == len(self.view.members):
-            rule += f", or half with device {self.view.tie}"
+            rule += f", or half with {called(self.view.tie)}"
         return (
-            f"{names} of {len(self.view.members)} devices gone: {rule} to go on, so that no two "
-            "groups do. Start again from the last checkpoint."
+            f"{len(lost)} of {len(self.view.members)} devices are gone ({names}): {rule} to go on, "
+            "so that no two groups do. Start again from the last checkpoint."
         )
 
     @property

@@ -95,6 +95,12 @@ class Ear:
     def view(self) -> View:
         return self._council.seat.view
 
+    def called(self, device: int) -> str:
+        """A device as people know it: by its number, and by its host's name where there is one."""
+        name = "".join(self.addresses.get(device, "").split(" ")[2:3])
+        is_plain = not name.isprintable() or name in ("", f"device{device}")
+        return f"device {device}" if is_plain else f"device {device} ({name[:64]})"
+
     def sockets(self) -> list[int]:
         """The files of all its connections."""
         with self._changed:

@@ -42,7 +42,7 @@ def call(
 
     Both prove that they know the token, and neither sends it.
     """
-    host, port = where.rsplit(" ", 1)
+    host, port, *_ = where.split(" ")
     plain = socket.create_connection((host, int(port)), timeout=timeout_s)
     try:
         connection = wrap(plain, False)
@@ -90,13 +90,17 @@ def meet(
     tie: int,
     limit_s: float,
     wrap: Wrap = unwrapped,
+    name: str = "",
 ) -> Control:
-    """All devices call this at one time; ``put`` and ``get`` are a place that all can read."""
+    """All devices call this at one time; ``put`` and ``get`` are a place that all can read.
+
+    ``name`` is what people call this device.
+    """
     listener = listening(*at)
     if me == 0:
         put("token", secrets.token_hex(16))
     token = get("token")
-    put(f"at {me}", f"{at[1]} {listener.getsockname()[1]}")
+    put(f"at {me}", _address(at[1], listener, name))
     addresses = {device: get(f"at {device}") for device in range(devices)}
     lines: dict[int, Line] = {}
     for other in range(me):
@@ -123,7 +127,7 @@ def meet(
 
 
 def come_later(
-    known: Sequence[str], *, token: str, limit_s: float, wrap: Wrap = unwrapped
+    known: Sequence[str], *, token: str, limit_s: float, wrap: Wrap = unwrapped, name: str = ""
 ) -> Control:
     """Asks those at some of these addresses to be let in; the first who answers tells who is here.
 
@@ -131,7 +135,7 @@ def come_later(
     """
     me, here, own = _introduced(known, token=token, limit_s=limit_s, wrap=wrap)
     listener = listening(*own)
-    address = f"{own[1]} {listener.getsockname()[1]}"
+    address = _address(own[1], listener, name)
 
     def reach(where: str) -> Line:
         each_s = min(limit_s, CALL_S)
@@ -149,6 +153,12 @@ def come_later(
     control.reach = reach
     control.ask_in()
     return control
+
+
+def _address(host: str, listener: socket.socket, name: str) -> str:
+    """Where a device is called, and what people call it."""
+    where = f"{host} {listener.getsockname()[1]}"
+    return f"{where} {name.replace(' ', '-')}" if name else where
 
 
 def _introduced(

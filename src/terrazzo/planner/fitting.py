@@ -17,7 +17,7 @@ from terrazzo.planner.explicit import group_title
 from terrazzo.records import Graph, Group, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
-from terrazzo.schedule.ledger import LIBRARY_BYTES, WASTE, WEIGHTS_WASTE, Footprint
+from terrazzo.schedule.ledger import WASTE, WEIGHTS_WASTE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.tiling import group_of_nodes
@@ -85,7 +85,8 @@ def fit(
     if smallest.missing_bytes <= 0:
         return last
     least = min(plain, smallest, key=lambda found: found.missing_bytes)
-    raise TooLittleMemory(_too_much(plan, plain, least, names), least.missing_bytes)
+    told = _too_much(plan, plain, least, names, is_own=len(set(limits)) > 1)
+    raise TooLittleMemory(told, least.missing_bytes)
 
 
 def smallest_plan(graph: Graph, plan: Plan) -> list[Plan]:
@@ -102,7 +103,10 @@ class TooLittleMemory(PlanError):
         self.missing_bytes = missing_bytes
 
 
-def _too_much(plan: Plan, whole: Tightest, least: Tightest, names: Sequence[str]) -> str:
+def _too_much(
+    plan: Plan, whole: Tightest, least: Tightest, names: Sequence[str], *, is_own: bool
+) -> str:
+    """``is_own``: whether devices have limits of their own."""
     plain, smallest, limit_bytes = whole.foot, least.foot, least.limit_bytes
     where = names[least.device] if names else f"device {least.device}"
     parts = (
@@ -111,10 +115,13 @@ def _too_much(plan: Plan, whole: Tightest, least: Tightest, names: Sequence[str]
         f"{bytes_text(smallest.maps_bytes + smallest.map_gradients_bytes)} at {smallest.where}"
     )
     more = "more devices" if plan.devices > 1 else "several devices"
+    enough = f'memory="{ceil(smallest.total_bytes / MIB)}MiB"'
+    if is_own:
+        enough += f" for {where}"
     return (
         f"a training step needs at least {bytes_text(smallest.total_bytes)} on {where}, limit "
         f"{bytes_text(limit_bytes)} ({parts}; without passes {bytes_text(plain.total_bytes)}). "
-        f'Try memory="{ceil(smallest.total_bytes / MIB)}MiB", smaller inputs or {more}.'
+        f"Try {enough}, smaller inputs or {more}."
     )
 
 
@@ -201,7 +208,7 @@ class _Search:
         """What is left for arrays and their gradients."""
         base = self.base
         lasting_bytes = base.weights_bytes + base.weight_gradients_bytes
-        left = budget - LIBRARY_BYTES - (1 + WEIGHTS_WASTE) * lasting_bytes
+        left = budget - base.library_bytes - (1 + WEIGHTS_WASTE) * lasting_bytes
         return int(left / (1 + WASTE)) - base.working_bytes
 
     def _borders(self, room: int) -> list[str] | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from terrazzo.errors import PlanError
 from terrazzo.planner.cost import predict
-from terrazzo.planner.fitting import fit, smallest_plan
-from terrazzo.records import Group, Layout
+from terrazzo.planner.fitting import PASSES, fit, smallest_plan
+from terrazzo.planner.improve import joined
+from terrazzo.records import Group, Layout, Plan
 from terrazzo.schedule import lower
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ FITTED = 4
 """Plans that are given passes so that they fit into a limit: the fastest of those too large."""
 SLOWER = 1.5
 """How much longer than the fastest the plan with the least memory may take."""
+TRIALS, LEAST_TRIALS = 600, 16
+"""Nodes simulated while passes are given to single groups, and plans in any case."""
 SHIFTS = 3
 """How often shares are moved to devices with more memory."""
 FINER = 24
@@ -58,6 +61,11 @@ def limited(bench: Bench, tried: Sequence[Tried], limits: Sequence[int] | None) 
             kept.append(_fitted(bench, one, limits))
         except PlanError as error:
             refused[one.name] = error
+    trials = max(LEAST_TRIALS, TRIALS // (len(bench.graph.nodes) * len(limits) // 4 + 1))
+    for one in (*quick, *(() if kept else lean[:FITTED])):
+        kept += _tightened(bench, one, limits, trials)
+    if kept:
+        kept += _loosened(bench, min(kept, key=_seconds), limits, trials)
     if not kept:
         raise min(refused.values(), key=lambda error: getattr(error, "missing_bytes", 0))
     return Fits(kept, tuple(f"{name}: {error}" for name, error in refused.items()))
@@ -89,6 +97,67 @@ def _fitted(bench: Bench, one: Tried, limits: Sequence[int]) -> Tried:
     rooms = [limit - state for limit, state in zip(limits, states, strict=True)]
     plan = fit(bench.graph, one.plan, rooms, names=bench.prices.names)
     return bench.try_(f"{one.name}, with passes", plan)
+
+
+# ---- passes group by group ---------------------------------------------------------------------
+
+
+def _with_passes(bench: Bench, one: Tried, place: int, passes: int) -> Tried:
+    groups = list(one.plan.groups)
+    groups[place] = replace(groups[place], passes=passes)
+    return bench.try_(_name(one), replace(one.plan, groups=tuple(groups)))
+
+
+def _name(one: Tried) -> str:
+    return f"{one.name.partition(', with passes')[0]}, with passes"
+
+
+def _excess(tried: Tried, limits: Sequence[int]) -> int:
+    needs = tried.prediction.memory_bytes
+    return max(need - limit for need, limit in zip(needs, limits, strict=True))
+
+
+def _tightened(bench: Bench, one: Tried, limits: Sequence[int], trials: int) -> list[Tried]:
+    """The plan with passes in single groups, or neighbours joined, where that spares most.
+
+    ``fit`` gives passes to all groups and chooses borders by what that takes. Where one group has
+    most of the maps, passes in it alone compute less twice. None if that is too large.
+    """
+    while _excess(one, limits) > 0:
+        plans = list(_smaller(one.plan))
+        trials -= len(plans)
+        if not plans or trials < 0:
+            return []
+        options = [bench.try_(_name(one), plan) for plan in plans]
+        best = min(options, key=lambda tried: (_excess(tried, limits), _seconds(tried)))
+        if _excess(best, limits) >= _excess(one, limits):
+            return []
+        one = best
+    return [one]
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    """Plans that keep less in one place: more passes in a group, or one group of two."""
+    groups = plan.groups
+    for place, group in enumerate(groups):
+        before, after = groups[:place], groups[place + 1 :]
+        more = next((passes for passes in PASSES[:2] if passes > group.passes), 0)
+        if more:
+            yield replace(plan, groups=(*before, replace(group, passes=more), *after))
+        if after and after[0].layout == group.layout:
+            both = replace(joined(group, after[0]), passes=max(group.passes, after[0].passes))
+            yield replace(plan, groups=(*before, both, *after[1:]))
+
+
+def _loosened(bench: Bench, one: Tried, limits: Sequence[int], trials: int) -> list[Tried]:
+    """The plan without the passes that it does not need to fit; none if it needs all."""
+    start = one
+    for place, group in list(enumerate(one.plan.groups))[:trials]:
+        if group.passes:
+            other = _with_passes(bench, one, place, 0)
+            if within(other.prediction.memory_bytes, limits) and _seconds(other) < _seconds(one):
+                one = other
+    return [] if one is start else [one]
 
 
 # ---- uneven memory -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from statistics import median
 
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
+from terrazzo.planner.alike import levelled, speed
 from terrazzo.planner.rates import Rates, Seconds
 from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
@@ -21,15 +22,15 @@ from terrazzo.records.profile import DeviceProfile, Network, Profile
 from terrazzo.schedule import Arrive, Combine, Compute, Exchange, Passes, Spread, Step, Take
 from terrazzo.schedule.sums import SMALL_BYTES
 
-STEP_CALLS = {Compute: 20, Passes: 20, Combine: 100, Exchange: 30, Arrive: 10} | {
-    Spread: 7,
-    Take: 7,
+STEP_CALLS = {Compute: 15, Passes: 20, Combine: 40, Exchange: 55, Arrive: 10} | {
+    Spread: 5,
+    Take: 5,
 }
 """The runtime's own part of a step, one direction, in small calls of torch: what those cost is
 measured on every device. Fitted to whole steps of small networks (docs/log.md)."""
-APPLY_CALLS = 8
+APPLY_CALLS = 3
 """The same for an operator, beyond the call itself."""
-NET_CALLS = 1600
+NET_CALLS = 400
 """And for a training step as a whole: looking at the model, notes, the gradients' way to it."""
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
@@ -50,6 +51,7 @@ class Prices:
 
     def __init__(self, profile: Profile, *, classes: bool = False, delivered: int = 0) -> None:
         self.profile, self.delivered = profile, delivered
+        profile = levelled(profile)
         self.devices = len(profile.devices)
         self.names = tuple(device.name for device in profile.devices)
         self.rates = _rates(profile.devices, classes=classes)
@@ -131,29 +133,29 @@ class Prices:
         return max(worst, air_s)
 
     def sum_s(self, payload_bytes: float, members: int = 0) -> float:
-        """A sum over a circle of devices (0: all), as a ring: 2(n-1) rounds of an n-th each."""
+        """A sum over a circle of devices (0: all): two rounds, in each an n-th to all others."""
         members = members or self.devices
         if self.network is None or members < 2:
             return 0.0
-        rounds, all_rounds = 2 * (members - 1), 2 * (self.devices - 1)
+        pieces, all_pieces = 2 * (members - 1), 2 * (self.devices - 1)
         if self.network.sums_s:
             points = self.network.sums_s
             start_s = points[0][1]
             moved_s = max(0.0, _between(points, payload_bytes) - start_s)
-            part = (rounds / members) / (all_rounds / self.devices)
-            return start_s * rounds / all_rounds + moved_s * part
+            part = (pieces / members) / (all_pieces / self.devices)
+            return start_s + moved_s * part
         rate = min(min(self.up(d), self.down(d)) for d in range(self.devices))
         if self.shared:
             rate = self.medium / members
-        each_s = max(self.latency_s(d) + 2 * self.message_s(d) for d in range(self.devices))
-        return rounds * (each_s + payload_bytes / members / rate)
+        late_s = max(self.latency_s(d) + pieces * self.message_s(d) for d in range(self.devices))
+        return 2 * late_s + pieces * payload_bytes / members / rate
 
     def sum_cpu_s(self, payload_bytes: float, device: int, members: int = 0) -> float:
         """What a sum in the background takes from the processor of one device."""
         members = members or self.devices
-        rounds = 2 * (members - 1)
-        sent = payload_bytes * rounds / members
-        return 2 * rounds * self.message_s(device) + 2 * sent * self.byte_s(device)
+        pieces = 2 * (members - 1)
+        sent = payload_bytes * pieces / members
+        return 2 * pieces * self.message_s(device) + 2 * sent * self.byte_s(device)
 
     def joint_s(self, payload_bytes: float) -> float:
         """A sum that everybody waits for."""
@@ -178,19 +180,9 @@ def _rates(devices: Sequence[DeviceProfile], *, classes: bool) -> tuple[Rates, .
     return tuple(found)
 
 
-def speed(device: DeviceProfile) -> float:
-    """Operations a second over all products that were timed, in all directions."""
-    flops = seconds = 0.0
-    for timing in device.timings:
-        for took_s in (timing.forward_s, timing.backward_input_s, timing.backward_weight_s):
-            if timing.load.is_product and took_s is not None:
-                flops, seconds = flops + timing.load.flops, seconds + took_s
-    return flops / seconds if seconds else 0.0
-
-
 def speeds(profile: Profile) -> tuple[float, ...]:
     """Of all devices, those that are nearly alike made equal."""
-    found = [speed(device) or 1.0 for device in profile.devices]
+    found = [speed(device) or 1.0 for device in levelled(profile).devices]
     middle = median(found)
     if all(abs(value / middle - 1) <= ALIKE for value in found):
         return (middle,) * len(found)

@@ -68,6 +68,8 @@ class Found:
     rejected: tuple[Tried, ...]
     refused: tuple[str, ...] = ()
     """Plans that do not fit into the memory limit, in words."""
+    misfit: str = ""
+    """Why no plan fits into what the devices have, and what would; the best is too large then."""
 
 
 @dataclass

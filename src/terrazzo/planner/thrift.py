@@ -17,10 +17,11 @@ from itertools import product
 from math import prod
 
 from terrazzo.errors import PlanError
+from terrazzo.planner.alike import levelled, speed
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.prediction import Prediction
-from terrazzo.planner.prices import Prices, speed
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import ENERGY, TIME, Found, Tried
 from terrazzo.records import Graph
 from terrazzo.records.devicepower import PlanMode
@@ -103,7 +104,7 @@ def subsets(profile: Profile, powers: Sequence[Sequence[PlanMode]]) -> list[tupl
     With many kinds, of each size those that compute fastest, those that do it thriftiest, and
     every device alone.
     """
-    rates = [speed(device) or 1.0 for device in profile.devices]
+    rates = [speed(device) or 1.0 for device in levelled(profile).devices]
     kinds: dict[object, list[int]] = {}
     for place, rate in enumerate(rates):
         kinds.setdefault((rate, tuple(powers[place])), []).append(place)

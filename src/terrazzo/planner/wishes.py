@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, layout_of, plan_graph
@@ -12,13 +11,15 @@ from terrazzo.planner.fitting import fit
 from terrazzo.planner.limits import spread_limit, within
 from terrazzo.planner.search import MEMORY, TIME, Found, search
 from terrazzo.records import Graph, Layout, Plan
+from terrazzo.records.machine import SMALL_BYTES
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import parse_bytes
 
 DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
 """How the input travels from the device that reads it, and the bytes of an element of it."""
-IDLE_BYTES = 230 << 20
-"""A process with torch loaded and its connections made, before the first step."""
+IDLE_BYTES, SMALL_IDLE_BYTES = 230 << 20, 176 << 20
+"""A process with torch loaded and its connections made, before the first step; on a small device,
+where it does without torch's compiler: 155 to 157 MiB were seen, and scripts need a little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,22 @@ class Wishes:
         found = self._search(graph, self.profile, self.memory_bytes)
         rooms = rooms_bytes(self.profile)
         if self.memory is None and not within(found.best.prediction.memory_bytes, rooms):
-            with suppress(PlanError):  # nothing fits: the best plan stands, and is seen not to fit
+            try:
                 return self._search(graph, self.profile, rooms)
+            except PlanError as error:  # the best plan stands, and is seen not to fit
+                return replace(found, misfit=str(error))
         return found
+
+    def boundless(self, graph: Graph) -> Found:
+        """The same if devices had all the memory they want."""
+        assert self.profile is not None
+        return replace(self, memory=None)._search(graph, self.profile, None)
+
+    def limits_bytes(self) -> tuple[int, ...] | None:
+        """What a step may take on each device: what was said, or what the profile tells."""
+        assert self.profile is not None
+        said = spread_limit(self.memory_bytes, len(self.profile.devices))
+        return rooms_bytes(self.profile) if said is None else said
 
     def _search(
         self, graph: Graph, profile: Profile, memory_bytes: int | Sequence[int] | None
@@ -119,7 +133,12 @@ def parse_limits(
 def rooms_bytes(profile: Profile) -> tuple[int, ...] | None:
     """What a step may take on each device beside the idle process; None: not known."""
     known = [device.memory_bytes for device in profile.devices]
-    return tuple(max(0, size - IDLE_BYTES) for size in known) if all(known) else None
+    return tuple(map(room_beside_idle_bytes, known)) if all(known) else None
+
+
+def room_beside_idle_bytes(memory_bytes: int) -> int:
+    """What a step may take on a device that has so much."""
+    return max(0, memory_bytes - (SMALL_IDLE_BYTES if memory_bytes < SMALL_BYTES else IDLE_BYTES))
 
 
 def room_bytes(profile: Profile) -> int:

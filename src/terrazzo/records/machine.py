@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+SMALL_BYTES = 2 << 30
+"""A device with less memory is small: what a process can do without is left out there (a model is
+exported in a process of its own, optimisers do not load torch's compiler)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:

@@ -9,6 +9,14 @@ from typing import Any
 
 from terrazzo.errors import UsageError
 from terrazzo.records import document
+from terrazzo.records.bounds import (
+    MEMORY_BYTES,
+    RATE_BYTES_PER_S,
+    STRETCH,
+    WAIT_S,
+    WORK_S,
+    within_bounds,
+)
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.machine import Machine
 
@@ -165,12 +173,14 @@ class Profile:
         body = document.parse(text, KIND, VERSION)
         with document.reading(KIND):
             network = body["network"]
-            return cls(
+            found = cls(
                 key={str(name): str(value) for name, value in body["key"].items()},
                 devices=tuple(device_from(table) for table in body["devices"]),
                 network=None if network is None else network_from(network),
                 measured_s=float(body["measured_s"]),
             )
+        _check(found)
+        return found
 
     @classmethod
     def load(cls, path: Path) -> Profile:
@@ -222,3 +232,61 @@ def network_from(table: Mapping[str, Any]) -> Network:
 
 def _pairs(rows: Any) -> tuple[tuple[int, float], ...]:
     return tuple((int(size), float(seconds)) for size, seconds in rows)
+
+
+# ---- what can be -------------------------------------------------------------------------------
+
+REMEDY = "measure again with terrazzo cluster profile --again"
+
+
+def _check(profile: Profile) -> None:
+    """Refuses figures that nothing can have: plans made with them would mean nothing."""
+    if not profile.devices:
+        raise UsageError(f"the profile names no device: {REMEDY}")
+    for device in profile.devices:
+        _check_device(device)
+    network, count = profile.network, len(profile.devices)
+    if (network is None) != (count == 1) or (network and len(network.links) != count):
+        links = len(network.links) if network else 0
+        raise UsageError(f"the profile is of {count} devices and {links} links: {REMEDY}")
+    if network is not None:
+        _check_network(network, [device.name for device in profile.devices])
+
+
+def _check_device(device: DeviceProfile) -> None:
+    where, updates = f"of {device.name}", device.update_s_per_element
+    for what, value, bounds, unit in (
+        ("memory", device.memory_bytes, MEMORY_BYTES, "bytes"),
+        ("threads", device.threads, (1, 4096), ""),
+        ("seconds for a second of processor time", device.seconds_per_cpu_s, STRETCH, ""),
+        ("copying", device.copy_bytes_per_s, (RATE_BYTES_PER_S[0], 1e15), "bytes/s"),
+        ("new memory", device.fresh_s_per_byte, (0.0, 1.0), "s/byte"),
+        *(("a call", value, WORK_S, "s") for value in device.calls_s),
+        *((f"a step of {k}", v, (0.0, 1.0), "s/element") for k, v in updates.items()),
+    ):
+        within_bounds(value, bounds, what=f"{what} {where}", unit=unit, remedy=REMEDY)
+    for timing in device.timings:
+        for took_s in (timing.forward_s, timing.backward_input_s, timing.backward_weight_s):
+            if took_s is not None:
+                what = f"the time of {timing.load.family} {where}"
+                within_bounds(took_s, WORK_S, what=what, unit="s", remedy=REMEDY)
+
+
+def _check_network(network: Network, names: Sequence[str]) -> None:
+    for name, link in zip(names, network.links, strict=True):
+        for what, value, bounds, unit in (
+            ("sending", link.up_bytes_per_s, RATE_BYTES_PER_S, "bytes/s"),
+            ("receiving", link.down_bytes_per_s, RATE_BYTES_PER_S, "bytes/s"),
+            ("the latency", link.latency_s, WAIT_S, "s"),
+            ("processor time for a byte", link.cpu_s_per_byte, (0.0, 1.0), "s"),
+            ("processor time for a message", link.message_s, WAIT_S, "s"),
+        ):
+            within_bounds(value, bounds, what=f"{what} of {name}", unit=unit, remedy=REMEDY)
+    rates = {"one pair": network.alone_bytes_per_s, "all": network.together_bytes_per_s}
+    for who, rate in rates.items():
+        what = f"what {who} can send at once"
+        within_bounds(rate, (RATE_BYTES_PER_S[0], 1e15), what=what, unit="bytes/s", remedy=REMEDY)
+    for size, seconds in (*network.sums_s, *network.gathers_s):
+        what = f"a sum or gather of {size} bytes"
+        within_bounds(seconds, WORK_S, what=what, unit="s", remedy=REMEDY)
+    within_bounds(network.meeting_s, WAIT_S, what="a meeting", unit="s", remedy=REMEDY)

@@ -11,7 +11,7 @@ from terrazzo.records import document
 SYNTHETIC, WARM, COLD, USUAL = MODES = ("synthetic", "warm", "cold", "usual")
 """The same batch again and again; files in memory; files from storage; and the script's own way,
 with files from storage. All but the last make batches in the training loop, without workers."""
-KIND, VERSION = "trial", 1
+KIND, VERSION = "trial", 2
 FILE = "trial.json"
 
 
@@ -55,6 +55,10 @@ class TrialFacts:
     free_bytes: int
     folder: str
     """Where the last file lay that was opened for reading; empty: none was."""
+    most_workers: int
+    """That could make the same batches."""
+    stays: str
+    """Why no workers could; empty: they could."""
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))
@@ -65,6 +69,6 @@ class TrialFacts:
         with document.reading(KIND):
             names = (
                 "mode", "steps", "cpu_s", "cores", "samples", "batch", "batch_bytes",
-                "free_bytes", "folder",
+                "free_bytes", "folder", "most_workers", "stays",
             )  # fmt: skip
             return cls(**{name: body[name] for name in names})

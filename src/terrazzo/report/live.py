@@ -35,7 +35,7 @@ class LiveDevice:
     resident_bytes: float = 0.0
     temperature_c: float | None = None
     throttled: bool = False
-    state: str = ""
+    is_lost: bool = False
     _call: int = 0
     _began_s: float = 0.0
     _sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -79,9 +79,19 @@ class LiveRun:
     """All devices of a run; ``update`` reads what is new."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.devices = [LiveDevice(name) for name in names]
-        self._events = [_Growing(folder / f"events-{n}.jsonl") for n in range(len(names))]
-        self._vitals = [_Growing(folder / f"vitals-{n}.jsonl") for n in range(len(names))]
+        self._folder = folder
+        self.devices: list[LiveDevice] = []
+        self._events: list[_Growing] = []
+        self._vitals: list[_Growing] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """One more device."""
+        number = len(self.devices)
+        self._events.append(_Growing(self._folder / f"events-{number}.jsonl"))
+        self._vitals.append(_Growing(self._folder / f"vitals-{number}.jsonl"))
+        self.devices.append(LiveDevice(name))
 
     def update(self) -> None:
         for device, events, vitals in zip(self.devices, self._events, self._vitals, strict=True):
@@ -104,7 +114,9 @@ class LiveRun:
     @property
     def loss(self) -> str:
         """The numbers a script logs, on whichever device writes them down."""
-        found = next((device.numbers for device in self.devices if device.numbers), {})
+        told = [device for device in self.devices if device.numbers]
+        latest = max(told, key=lambda device: device.step, default=None)  # others may be lost
+        found = {} if latest is None else latest.numbers
         shown = [f"{name} {loss_text(value)}" for name, value in list(found.items())[:4]]
         return ", ".join(shown)
 
@@ -116,8 +128,8 @@ class LiveRun:
             table.add_row(
                 device.name,
                 str(device.step or ""),
-                seconds_text(device.step_s) if device.step_s else device.state,
-                split_text(device.split_s),
+                seconds_text(device.step_s) if device.step_s else "",
+                "lost" if device.is_lost else split_text(device.split_s),
                 bytes_text(device.resident_bytes or device.peak_bytes),
                 heat_text(device),
             )

@@ -13,6 +13,7 @@ from terrazzo.schedule.tiling import owned, placements
 from terrazzo.schedule.traffic import moved_bytes
 
 AXES = ("images", "channels", "rows", "columns")
+SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class GroupRow:
     """Sent by all devices together, before the group's forward pass."""
     cut: str = ""
     """What of the map each device makes: ``rows 35 35 34``, ``channels 86 85 85``."""
+    boxes: tuple[Box, ...] = ()
+    """The same as boxes, one for each device; none where each makes all of it."""
 
     @property
     def map_text(self) -> str:
@@ -45,6 +48,11 @@ class PlanView:
     tiles: tuple[Box, ...]
     needed: tuple[Box, ...]
     groups: tuple[GroupRow, ...]
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the input itself is cut into tiles that can be drawn over it."""
+        return len({tile.spans[-2:] for tile in self.tiles}) == len(set(self.tiles)) > 1
 
     @property
     def height(self) -> int:
@@ -95,13 +103,15 @@ def _groups(graph: Graph, plan: Plan, program: Program) -> tuple[GroupRow, ...]:
         if isinstance(step, Exchange):
             for move in step.moves:
                 sent[step.group] += sum(moved_bytes(program, move, back=False))
-    titles = _shortened([group.title or group.last for group in plan.groups])
+    titles = [shortened(group.title or group.last) for group in plan.groups]
     _, letters = placements(graph, plan)
     rows = []
     for number, (group, title, amount) in enumerate(zip(plan.groups, titles, sent, strict=True)):
         shape, axes = graph.shape(group.last), letters[group.layout.letters][group.last]
         boxes = () if group.layout.is_whole else owned(shape, axes, group.layout)
-        rows.append(GroupRow(number, title, str(group.layout), shape, amount, cut_text(boxes)))
+        rows.append(
+            GroupRow(number, title, str(group.layout), shape, amount, cut_text(boxes), tuple(boxes))
+        )
     return tuple(rows)
 
 
@@ -118,14 +128,11 @@ def cut_text(boxes: Sequence[Box]) -> str:
     return ", ".join(words)
 
 
-def _shortened(titles: Sequence[str]) -> list[str]:
-    """``backbone.fine.3.0..backbone.fine.4`` as ``backbone.fine.3.0..4``."""
-    short = []
-    for title in titles:
-        first, dots, last = title.partition("..")
-        own, others = last.split("."), first.split(".")
-        same = 0
-        while same < min(len(own), len(others)) - 1 and own[same] == others[same]:
-            same += 1
-        short.append(f"{first}{dots}{'.'.join(own[same:])}")
-    return short
+def shortened(title: str) -> str:
+    """``backbone.fine.3.0..backbone.fine.4`` as ``backbone.fine.3.0..4``; short ones stay."""
+    first, dots, last = title.partition("..")
+    own, others = last.split("."), first.split(".")
+    same = 0
+    while same < min(len(own), len(others)) - 1 and own[same] == others[same]:
+        same += 1
+    return title if len(title) <= SHORT else f"{first}{dots}{'.'.join(own[same:])}"

@@ -51,30 +51,42 @@ def show_plan(shown: PlanView | None, screen: Screen) -> None:
     batch, channels, *_ = shown.input_shape
     screen.title(f"Plan: {count_text(len(shown.groups), 'group')} of layers")
     screen.line(f"input {shown.height}x{shown.width}, {channels} channels, batch {batch}")
-    for row in canvas.tiles(shown, width=screen.width):
-        screen.raw(row, "cyan")
-    halo = max(shown.halo(device) for device in range(shown.devices))
-    screen.line(f"Each device reads up to {count_text(halo, 'pixel')} beyond its tile.")
-    _groups(shown.groups, screen)
+    if shown.is_tiled:
+        for row in canvas.tiles(shown, width=screen.width):
+            screen.raw(row, "cyan")
+        halo = max(shown.halo(device) for device in range(shown.devices))
+        screen.line(f"Each device reads up to {count_text(halo, 'pixel')} beyond its tile.")
+    _groups(shown, screen)
 
 
-def _groups(groups: Sequence[GroupRow], screen: Screen) -> None:
-    """One row per group; groups in one layout say so once."""
-    layouts = dict.fromkeys(group.layout for group in groups)
-    alone = not any(group.forward_bytes for group in groups)
-    fetched = "" if alone else "; fetched from other devices before each group:"
-    screen.line(f"{', '.join(layouts)}{fetched}")
+def _groups(shown: PlanView, screen: Screen) -> None:
+    """One row per group, under a drawing of how groups in one layout are cut."""
+    groups = shown.groups
+    if any(group.forward_bytes for group in groups):
+        screen.line("Bytes are fetched from other devices before each group.", "dim")
     names = [group.title for group in groups]
     narrow = screen.width < 60
     wide = max(min(max(map(len, names)), screen.width - (16 if narrow else 36)), 8)
-    for group, name in zip(groups, names, strict=True):
-        dots = screen.shown("…")
+    dots = screen.shown("…")
+    for place, (group, name) in enumerate(zip(groups, names, strict=True)):
+        if not place or groups[place - 1].layout != group.layout:
+            _layout(group, screen, drawn=place > 0 or not shown.is_tiled)
         short = name if len(name) <= wide else dots + name[len(dots) - wide :]
         row = f"{group.number:>3} {short:<{wide}} {bytes_text(group.forward_bytes):>9}"
-        layout = f" {group.layout:<9}" if len(layouts) > 1 else ""
-        screen.raw(row if narrow else f"{row} {layout} {group.map_text}", "dim")
-        if len(layouts) > 1 and group.cut and not narrow:
-            screen.raw(f"{'':>4}{group.cut}"[: screen.width], "dim")
+        cut = f"  {group.cut}" if group.cut else ""
+        screen.raw((row if narrow else f"{row}  {group.map_text}{cut}")[: screen.width], "dim")
+
+
+def _layout(group: GroupRow, screen: Screen, *, drawn: bool) -> None:
+    """How the map of a group is cut, with the numbers of the devices that make its parts."""
+    if not group.boxes:
+        screen.line(f"{group.layout}: every device makes all of it")
+        return
+    idle = [str(device) for device, box in enumerate(group.boxes) if box.is_empty]
+    rest = f"; without device {', '.join(idle)}" if idle else ""
+    screen.line(f"{group.layout}{rest}")
+    for row in canvas.parts(group.boxes, width=screen.width) if drawn else ():
+        screen.raw(row, "cyan")
 
 
 def _losses(reading: Reading, screen: Screen) -> None:

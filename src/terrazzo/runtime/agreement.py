@@ -106,7 +106,7 @@ def compare(links: Links, note: Note, *, explain: str | Callable[[], str]) -> li
         links.recorder.span("agree", NAMES[note.kind], begin)
     notes: list[list[float]] = rows.tolist()
     if any(other[:3] != notes[0][:3] for other in notes):
-        raise _disagreement(links, explain, _who_differs(rows[:, :3]))
+        raise _disagreement(links, explain, _who_differs(links, rows[:, :3]))
     alike = all(other[4:] == notes[0][4:] for other in notes)
     if not alike and not _close(rows[:, 4:], note.tolerance):
         raise _disagreement(links, explain, _what_differs(note.kind))
@@ -125,12 +125,12 @@ def _close(digests: Tensor, tolerance: float) -> bool:
     return bool(same_norm and (spread <= tolerance * norm).all())
 
 
-def _who_differs(rows: Tensor) -> str:
+def _who_differs(links: Links, rows: Tensor) -> str:
     """Names the devices that are not with the majority, or with device 0 if there is none."""
     counts = (rows.unsqueeze(0) == rows.unsqueeze(1)).all(2).sum(1)
     usual = rows[int(counts.argmax())]
-    odd = [str(device) for device, row in enumerate(rows) if not bool((row == usual).all())]
-    who = f"device {odd[0]} differs" if len(odd) == 1 else f"devices {', '.join(odd)} differ"
+    odd = [links.called(at) for at, row in enumerate(rows) if not bool((row == usual).all())]
+    who = f"{', '.join(odd)} {'differs' if len(odd) == 1 else 'differ'}"
     return (
         f"the devices are not doing the same thing: {who} from the others, in what they call or in "
         "a mode, a setting, a frozen layer, autocast or an input's requires_grad"
@@ -155,5 +155,5 @@ def _disagreement(links: Links, explain: str | Callable[[], str], what: str) -> 
     if len(set(stories)) == 1:
         told = f"all say: {stories[0]}"
     else:
-        told = "; ".join(f"device {device}: {story}" for device, story in enumerate(stories))
+        told = "; ".join(f"{links.called(at)}: {story}" for at, story in enumerate(stories))
     return Disagreement(f"{what}. {told}")

@@ -38,7 +38,10 @@ def _bits(tensor: Tensor) -> int:
         else flat.view(_INTEGERS[flat.element_size()])
     )
     weights = torch.arange(1, view.numel() + 1, device=view.device)
-    return int((view.to(torch.int64) * (weights * 2654435761 % 1000003 + 1)).sum())
+    # Weights in line would miss differences such as 1, -2, 1 of the last bit, which rounding makes.
+    weights = weights * 2654435761 & 0x7FFFFFFF
+    weights = (weights ^ weights >> 15) * 2246822519 & 0x7FFFFFFF
+    return int((view.to(torch.int64) * (weights ^ weights >> 13 | 1)).sum())
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -20,6 +20,7 @@ from terrazzo.records import Graph, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.runtime.agreement import BACKWARD, COMMIT, NOTHING, Note, compare, digest
 from terrazzo.runtime.arithmetic import full_float32
+from terrazzo.runtime.cut import CutParameter, shown_to_hooks
 from terrazzo.runtime.kept import Kept
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
@@ -297,6 +298,7 @@ class Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, names: list[str], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.names = call, names
+        ctx.given = [one if isinstance(one, CutParameter) else None for one in tensors]
         ctx.set_materialize_grads(False)
         outputs = call.forward()
         assert call.run_state is not None
@@ -315,7 +317,11 @@ class Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         with ctx.call.net._careful():
             found = ctx.call.backward(grads)
-        return (None, None, *(found.get(name) for name in ctx.names))
+        return (None, None, *map(_shown, ctx.given, map(found.get, ctx.names)))
+
+
+def _shown(given: CutParameter | None, grad: Tensor | None) -> Tensor | None:
+    return grad if given is None or grad is None else shown_to_hooks(given, grad)
 
 
 def _autocast(device: torch.device) -> torch.dtype | None:

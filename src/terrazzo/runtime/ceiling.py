@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from terrazzo.records.machine import memory_bytes
+from terrazzo.records.machine import SMALL_BYTES, memory_bytes
 
-SMALL_BYTES = 2 << 30
-"""Devices with less cannot spare the hundred MiB that exporting a model would leave behind."""
 ROOT = Path("/sys/fs/cgroup")
 
 
 def ceiling_bytes(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int:
     """The memory of the machine, or the least limit of the control groups this process is in."""
     return min([memory_bytes(), *_limits(root, membership)])
+
+
+def is_small() -> bool:
+    """Whether this process has to do with little."""
+    return ceiling_bytes() < SMALL_BYTES
 
 
 def _limits(root: Path, membership: Path) -> Iterator[int]:

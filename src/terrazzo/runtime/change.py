@@ -39,7 +39,10 @@ def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     key, exported = _planned(net, plan)
     weights = net._weights
     program = net._lowered(exported.graph, plan, anew=True)
-    relocation = weights.relocation(weights.wanted(program), optimizers)
+    wanted = weights.wanted(program)
+    if weights.spares is not None and wanted and weights.homes == {}:
+        weights.spares.keep_whole()
+    relocation = weights.relocation(wanted, optimizers)  # a round: by now all have put theirs aside
     weights.is_moving = bool(relocation.movers)
     if weights.spares is not None:
         weights.spares.moving(True)
@@ -60,7 +63,7 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     pace.is_kept = True
     if not pace.strays or not pace.is_planned:
         return False
-    before, words = net.plan, pace.words()
+    before, words = net.plan, pace.words(net.links.called)
     plan = net._plans.again(pace.slowness)
     pace.be_patient()
     if plan is not None:
@@ -78,7 +81,7 @@ def tell_pace(net: Net) -> None:
     help_ = "look at its temperature and at what else runs on it"
     if pace.is_planned:
         help_ += ", or call net.keep_pace(optimizer) after every step to plan anew"
-    say(net, f"{pace.words()}: {help_}")
+    say(net, f"{pace.words(net.links.called)}: {help_}")
 
 
 def say(net: Net, words: str) -> None:

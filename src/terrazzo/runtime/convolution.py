@@ -60,24 +60,39 @@ class LateConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
-        run: Run = ctx.run()
-        names: tuple[str, ...] = ctx.names
-        outputs = grad.shape[-3]
-        arguments = (grad, x, weight, [outputs], *ctx.how)
-        wanted = [name in run.live for name in names]
-
-        def weights() -> None:
-            mask = [False, *wanted, *[False] * (2 - len(wanted))]
-            found = torch.ops.aten.convolution_backward(*arguments, mask)[1:]
-            for name, part, asked in zip(names, found, wanted, strict=False):
-                if asked:
-                    run.add(name, part)
-
-        run.catch_up()  # one waits at a time: sums over devices want to start early
-        if any(wanted):
-            run.later.append(weights)
-        flows = None
-        if ctx.needs_input_grad[1]:
-            flows = torch.ops.aten.convolution_backward(*arguments, [True, False, False])[0]
+        flows = flow_back(
+            ctx.run(), grad, ctx.saved_tensors, how=ctx.how, names=ctx.names,
+            flows=ctx.needs_input_grad[1],
+        )  # fmt: skip
         return (None, flows, *[None] * (2 + 6))
+
+
+def flow_back(
+    run: Run,
+    grad: Tensor,
+    saved: Sequence[Tensor],
+    *,
+    how: tuple[Any, ...],
+    names: tuple[str, ...],
+    flows: bool,
+) -> Tensor | None:
+    """The gradient of a convolution's input, if it ``flows``; those of its weights go to
+    ``run.later``."""
+    x, weight = saved
+    arguments = (grad, x, weight, [grad.shape[-3]], *how)
+    wanted = [name in run.live for name in names]
+
+    def weights() -> None:
+        mask = [False, *wanted, *[False] * (2 - len(wanted))]
+        found = torch.ops.aten.convolution_backward.default(*arguments, mask)[1:]
+        for name, part, asked in zip(names, found, wanted, strict=False):
+            if asked:
+                run.add(name, part)
+
+    run.catch_up()  # one waits at a time: sums over devices want to start early
+    if any(wanted):
+        run.later.append(weights)
+    if not flows:
+        return None
+    found: Tensor = torch.ops.aten.convolution_backward.default(*arguments, [True, False, False])[0]
+    return found

@@ -7,9 +7,8 @@ means what it says. Anything else would need the elements that are elsewhere, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ from terrazzo.errors import UsageError
 from terrazzo.geometry import Box
 from terrazzo.graph.rules.pointwise import BINARY, UNARY
 from terrazzo.records.graph import fingerprint
-from terrazzo.runtime.agreement import NOTHING, WEIGHT, Note, compare
 from terrazzo.runtime.links import Links
-from terrazzo.runtime.recovery import give_tensors, perform, take_tensors
+from terrazzo.runtime.overall import REDUCTIONS, told
+from terrazzo.runtime.refused import left_behind, refusal, story, stranger
 from terrazzo.schedule.homes import owners
 
 
@@ -67,20 +66,10 @@ class Home:
                 whole[box.slices()] = self.links.broadcast(piece.clone().contiguous(), device)
         return whole
 
-    def everywhere(self, number: float, what: str) -> list[float]:
-        """One number of every device, 0 from those that another speaks for."""
-
-        def attempt() -> list[float]:
-            own = number if self.counts else 0.0
-            note = Note(WEIGHT, 0, fingerprint(self.name, what), NOTHING, flag=own)
-            return compare(self.links, note, explain=f"{what} of the cut weight {self.name}")
-
-        return perform(
-            self.links,
-            attempt,
-            take=lambda source: list(take_tensors(self.links, source)[1]),
-            give=lambda told: lambda source: give_tensors(self.links, [], source, told),
-        )
+    def everywhere(self, number: float, what: str, *, silent: float = 0.0) -> list[float]:
+        """One number of every device, ``silent`` from those that another speaks for."""
+        own, explain = number if self.counts else silent, f"{what} of the cut weight {self.name}"
+        return told(self.links, own, subject=fingerprint(self.name, what), explain=explain)
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -101,12 +90,12 @@ class CutTensor(Tensor):
         kwargs = kwargs or {}
         name = function.__name__
         home = next(leaf.home for leaf in _tensors(args, kwargs) if isinstance(leaf, CutTensor))
-        if name in _REDUCTIONS:
-            return _REDUCTIONS[name](function, args, kwargs)
+        if name in REDUCTIONS:
+            return REDUCTIONS[name](function, args, kwargs)
         if name in ("__get__", "__set__", "__delete__"):
             return _attribute(function, args, home)
         if not _is_elementwise(name):
-            raise _refusal(home, f"torch's {name}")
+            raise refusal(home, f"torch's {name}")
         _check_shapes(name, args, kwargs, home)
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
@@ -115,11 +104,11 @@ class CutTensor(Tensor):
         return _kept(result, home)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise _refusal(self.home, "a copy of it")
+        raise refusal(self.home, "a copy of it")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            f"{_story(self.home)}, so saving it from here would lose the rest: on all devices call "
+            f"{story(self.home)}, so saving it from here would lose the rest: on all devices call "
             "net.state_dict(), which holds whole weights, and save that on one"
         )
 
@@ -129,6 +118,13 @@ class CutTensor(Tensor):
 
 class CutParameter(CutTensor, nn.Parameter):
     """A parameter of which this device holds one box."""
+
+
+def shown_to_hooks(parameter: CutParameter, grad: Tensor) -> Tensor:
+    """A gradient as hooks of its parameter meet it: one that looks at a norm looks at all of it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        hooked = bool(parameter._backward_hooks)
+    return parameter.home.marked(grad) if hooked else grad
 
 
 def taken(parameter: nn.Parameter) -> Tensor | None:
@@ -198,7 +194,9 @@ def _each_kept(results: Sequence[Any], given: Any, home: Home) -> Iterator[Any]:
 def _attribute(function: Any, args: Any, home: Home) -> Any:
     descriptor = getattr(function.__self__, "__name__", "")
     if descriptor in ("T", "mT", "H", "mH"):
-        raise _refusal(home, f".{descriptor}")
+        raise refusal(home, f".{descriptor}")
+    if len(args) > 1 and descriptor == "data":
+        _check_shapes("assignment to .data", args[1:], {}, home)
     with torch._C.DisableTorchFunctionSubclass():
         if len(args) > 1 and isinstance(args[1], CutTensor):
             args = (args[0], args[1].as_subclass(Tensor), *args[2:])
@@ -208,7 +206,7 @@ def _attribute(function: Any, args: Any, home: Home) -> Any:
 
 _ALIKE = frozenset(
     "detach detach_ clone to cpu cuda float double half bfloat16 type requires_grad_ zero_ copy_ "
-    "fill_ contiguous size dim numel nelement element_size is_floating_point is_complex stride "
+    "fill_ contiguous size dim element_size is_floating_point is_complex stride "
     "data_ptr untyped_storage storage_offset is_contiguous register_hook retain_grad "
     "register_post_accumulate_grad_hook __hash__ __len__ __bool__ backward get_device is_signed "
     "as_subclass _is_view has_names is_inference is_same_size view_as dequantize "
@@ -222,31 +220,34 @@ _OPERATORS = frozenset(
 ) | frozenset("__neg__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ multiply divide".split())
 
 
+_STEPS = frozenset(f"_fused_{name}_" for name in "sgd adam adamw adagrad".split())
+_LISTS = "_foreach_"
+
+
 def _is_elementwise(name: str) -> bool:
-    if name == "_foreach_max":  # the one of its kind that looks at more than an element
-        return False
-    if name in _ALIKE or name in _OPERATORS or name.startswith(("_foreach_", "_fused_")):
+    """By name; what is not known may look at more than an element, as torch's _foreach_mm does."""
+    if name in _ALIKE or name in _OPERATORS or name in _STEPS:
         return True
-    return name.removesuffix("_") in _POINTWISE
+    single = name.removeprefix(_LISTS).removesuffix("_")
+    return single in _POINTWISE or (name.startswith(_LISTS) and single in ("copy", "zero"))
 
 
 def _check_shapes(name: str, args: Any, kwargs: Mapping[str, Any], home: Home) -> None:
     """A tensor of another shape would broadcast over a part as it would not over the whole."""
-    if name.startswith(("_foreach_", "_fused_")):
+    if name.startswith(_LISTS) or name in _STEPS:
         _check_lists(args)
         return
     for leaf in _tensors(args, kwargs):
-        other = leaf.home.name if isinstance(leaf, CutTensor) else None
         with torch._C.DisableTorchFunctionSubclass():
             shape, single = tuple(leaf.shape), leaf.numel() == 1
-        if isinstance(leaf, CutTensor) and other == home.name and leaf.home.boxes != home.boxes:
-            raise _left_behind(home)
-        if single:
+        if not isinstance(leaf, CutTensor):
+            if not single:
+                raise stranger(home, f"torch's {name}", shape)
             continue
-        if shape != home.box.shape or (other or home.name) != home.name:
-            raise _refusal(
-                home, f"torch's {name} with {other or 'a tensor'} of shape {list(shape)}"
-            )
+        if leaf.home.name == home.name and leaf.home.boxes != home.boxes:
+            raise left_behind(home)
+        if not single and (shape != home.box.shape or leaf.home.name != home.name):
+            raise refusal(home, f"torch's {name} with {leaf.home.name} of shape {list(shape)}")
 
 
 def _check_lists(args: Any) -> None:
@@ -257,7 +258,7 @@ def _check_lists(args: Any) -> None:
             if isinstance(one, CutTensor) and isinstance(other, CutTensor):
                 same = one.home is other.home or one.home.boxes == other.home.boxes
                 if one.home.name == other.home.name and not same:
-                    raise _left_behind(one.home)
+                    raise left_behind(one.home)
             elif isinstance(one, CutTensor):
                 _check_beside(one.home, other)
             elif isinstance(other, CutTensor):
@@ -266,87 +267,5 @@ def _check_lists(args: Any) -> None:
 
 def _check_beside(home: Home, other: Any) -> None:
     """A whole weight, of an average say, might broadcast over a part of it without a word."""
-    if isinstance(other, Tensor) and other.numel() != 1 and other.shape != home.box.shape:
-        raise _refusal(home, f"arithmetic with a tensor of shape {list(other.shape)}")
-
-
-# ---- over the whole weight --------------------------------------------------------------------
-
-
-class _Everywhere(torch.autograd.Function):
-    """The sum over devices; each device's gradient is that of its own part."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, home: Home, what: str) -> Tensor:
-        return own.new_tensor(sum(home.everywhere(float(own), what)))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
-
-
-def _sum(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-    x, *rest = args
-    if rest or {key for key, value in kwargs.items() if value is not None} - {"input"}:
-        raise _refusal(x.home, "a sum along some of its dimensions")
-    with torch._C.DisableTorchFunctionSubclass():
-        total: Tensor = _Everywhere.apply(x.sum(), x.home, "sum")  # type: ignore[no-untyped-call]
-    return total
-
-
-def _norm(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-    given = dict(zip(("x", "ord", "dim", "keepdim", "dtype"), args, strict=False))
-    given |= {{"p": "ord", "input": "x", "A": "x"}.get(key, key): v for key, v in kwargs.items()}
-    x, order = given.pop("x"), given.pop("ord", 2)
-    if any(value not in (None, False) for value in given.values()):
-        raise _refusal(x.home, "a norm along some of its dimensions")
-    order = 2.0 if order in (None, "fro") else float(order)
-    with torch._C.DisableTorchFunctionSubclass():
-        if order == inf:
-            own = float(x.abs().max()) if x.numel() else 0.0
-            largest: Tensor = x.new_tensor(max(x.home.everywhere(own, "largest element")))
-            return largest
-        power = x.abs().pow(order).sum()
-        total: Tensor = _Everywhere.apply(power, x.home, f"norm {order:g}")  # type: ignore[no-untyped-call]
-        root: Tensor = total.pow(1.0 / order)
-        return root
-
-
-def _foreach_norm(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    tensors, order = args[0], args[1] if len(args) > 1 else kwargs.get("ord", 2)
-    return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
-
-
-def _any(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-    (x,) = args
-    with torch._C.DisableTorchFunctionSubclass():
-        found = any(x.home.everywhere(float(bool(x.any())), "any element"))
-        return torch.tensor(found, device=x.device)
-
-
-_REDUCTIONS: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
-    "sum": _sum,
-    "norm": _norm,
-    "vector_norm": _norm,
-    "linalg_vector_norm": _norm,
-    "_foreach_norm": _foreach_norm,
-    "any": _any,
-}
-
-
-def _story(home: Home) -> str:
-    return f"the weight {home.name} is cut over the devices (here {home.box} of {list(home.shape)})"
-
-
-def _left_behind(home: Home) -> UsageError:
-    return UsageError(
-        f"{_story(home)} since plans were changed, but something that belongs to it was left where "
-        "it was before: name every optimiser in net.change_plan(plan, optimizer)"
-    )
-
-
-def _refusal(home: Home, what: str) -> UsageError:
-    return UsageError(
-        f"{_story(home)}: {what} would be wrong on a part. Element-wise arithmetic, sums and norms "
-        "work; net.state_dict(), called on all devices, has the whole weights."
-    )
+    if isinstance(other, Tensor) and other.numel() != 1:
+        raise stranger(home, "arithmetic", other.shape)

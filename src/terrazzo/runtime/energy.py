@@ -46,17 +46,18 @@ class EnergyLog:
         """
         samples = self.sampler.drain()
         kept = samples if all_of_them else samples[-1:]
-        return [self._sample(sample, call) for sample in kept] + self._doubts(GROWN)
+        busy_s = self._busy() if kept else 0.0
+        return [self._sample(sample, call, busy_s) for sample in kept] + self._doubts(GROWN)
 
     def last(self, call: int) -> list[str]:
         """The state as a run ends."""
         self.sampler.sample()
         return self.lines(call) + self._doubts(1.0)
 
-    def _sample(self, sample: Sample, call: int) -> str:
+    def _sample(self, sample: Sample, call: int, busy_s: float) -> str:
         return self._line(
             "energy", sample.time_s, call=call, joules=sample.joules, watts=sample.watts,
-            busy_s=self._busy(),
+            busy_s=busy_s,
         )  # fmt: skip
 
     def _doubts(self, grown: float) -> list[str]:

@@ -8,6 +8,7 @@ torch.distributed in between, which take longer than a small message.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -51,12 +52,9 @@ class Group:
         own = list(members).index(default.rank())
         self._gloo: Any = gloo(prefixed, own, len(members), options)
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> Any:
-        """Starts sending to a member, by its place in the group."""
-        return self._gloo.send([tensor], peer, tag)
-
-    def receive(self, tensor: Tensor, peer: int, tag: int) -> Any:
-        return self._gloo.recv([tensor], peer, tag)
+    def abandon(self) -> None:
+        """Lets it lie to the end of the process, with whatever its threads wait for."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gloo))
 
     def sum(self, tensor: Tensor) -> Any:
         """Starts summing over all members, in place."""

@@ -31,13 +31,16 @@ class Later:
     token: str
     timeout_s: float
     credentials: Credentials | None = None
+    name: str = ""
 
     @classmethod
-    def read(cls, path: Path, *, timeout_s: float, credentials: Credentials | None) -> Later:
+    def read(
+        cls, path: Path, *, timeout_s: float, credentials: Credentials | None, name: str = ""
+    ) -> Later:
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             addresses = tuple(map(str, told["addresses"]))
-            return cls(addresses, str(told["token"]), timeout_s, credentials)
+            return cls(addresses, str(told["token"]), timeout_s, credentials, name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(
                 f"{path} does not say where the devices of the run are ({error}): a device of the "
@@ -49,7 +52,9 @@ def join_later(links: Links, host: Host) -> None:
     """Waits to be let in; then this device is one of the members, before the same batch."""
     later: Later = links.later
     wrap = unwrapped if later.credentials is None else encrypted(later.credentials)
-    control = come_later(later.addresses, token=later.token, limit_s=later.timeout_s, wrap=wrap)
+    control = come_later(
+        later.addresses, token=later.token, limit_s=later.timeout_s, wrap=wrap, name=later.name
+    )
     links.become_member(control, later.timeout_s)
     recovery = links.recovery = Recovery(links, control)
     control.done, control.until = NEW, PROBATION

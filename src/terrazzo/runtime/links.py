@@ -1,7 +1,8 @@
 """The other devices: sending boxes, summing, and finding out who is gone.
 
-torch.distributed brings devices together and sums weight gradients, in a group of their own: a few
-statistics never wait behind megabytes. What somebody waits for goes over plain connections.
+torch.distributed brings devices together. What they say to each other in a step goes over plain
+connections: what somebody waits for by this thread itself, long boxes and sums of weight gradients
+by a courier, over connections of their own, so that a few statistics never wait behind megabytes.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 from terrazzo.errors import PeerLost, RunError
 from terrazzo.members.control import Control, Interrupted
 from terrazzo.records import Plan
+from terrazzo.runtime.courier import Courier, Line
 from terrazzo.runtime.group import Group, default_backend
 from terrazzo.runtime.inquiry import Inquiry, gist, linger, report_failure
 from terrazzo.runtime.letters import Counters, Letters
-from terrazzo.runtime.pending import Guard, Pending, Voyage
+from terrazzo.runtime.pending import Guard, Pending, Voyage, finish
 from terrazzo.runtime.recorder import Recorder
 from terrazzo.runtime.sockets import Connection, connections, hang_up, identities, own_address
 from terrazzo.runtime.staging import Staging, from_host, room, to_host
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
 
 LEFT_BEHIND = 75
 """The exit status of a device that others go on without."""
-
-Message = tuple[int, int, Tensor]
-"""The other device, a tag that both sides give it, and what is sent or received."""
 
 
 class Links(Letters):
@@ -79,7 +79,9 @@ class Links(Letters):
         self._broken: RunError | None = None
         self.sockets: frozenset[Connection] = frozenset()
         self._baseline: frozenset[Connection] | None = None
-        self._circles: dict[tuple[int, ...], Group] = {}
+        self.hung_up_s: float | None = None
+        """Since when the connections there are have been hung up."""
+        self._circles: dict[tuple[int, ...], Line] = {}
         self.is_alone = not (dist.is_available() and dist.is_initialized())
         self.device = 0 if self.is_alone else dist.get_rank()
         self.devices = 1 if self.is_alone else dist.get_world_size()
@@ -94,23 +96,23 @@ class Links(Letters):
 
     def begin(self, baseline: frozenset[Connection]) -> None:
         """From now on connections are made; those that were there before are not ours."""
-        self._baseline = baseline
+        self._baseline, self.hung_up_s = baseline, None
 
     def connect(self, store: Store, meeting_s: float | None = None) -> None:
         """Groups and wire over a store; ``meeting_s`` bounds the wait for each other."""
         self.store, everybody = store, tuple(range(self.devices))
         before, baseline = connections(), self._baseline or frozenset()
         meeting = None if meeting_s is None else timedelta(seconds=meeting_s)
-        self._small = self._group("small", everybody, meeting)
-        self._bulk = self._group("bulk", everybody, meeting)
-        self._circles = {everybody: self._bulk}
+        self._small = Group("small", everybody, store=self.store, limit=self.limit, meeting=meeting)
+        self._circles = {}
         if self.devices > 1:
             try:
-                address = own_address(connections() - before - self._lines())
-                self._wire = Wire(
-                    store, self.device, self.devices, address=address,
-                    timeout_s=self.timeout_s, meeting_s=meeting_s,
-                )  # fmt: skip
+                self._address = own_address(connections() - before - self._lines())
+                self._wire = self._wired("wire", everybody, meeting_s)
+                self._courier = Courier()
+                self._long = Line(self._courier, self._wired("long", everybody, meeting_s))
+                sums = Line(self._courier, self._wired("sums", everybody, meeting_s))
+                self._circles[everybody] = sums
             except OSError as error:
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
         self.sockets, self._baseline = connections() - baseline, None
@@ -119,28 +121,36 @@ class Links(Letters):
     def limit(self) -> timedelta:
         return timedelta(seconds=self.timeout_s)
 
-    def _group(self, name: str, members: Sequence[int], meeting: timedelta | None = None) -> Group:
-        return Group(name, members, store=self.store, limit=self.limit, meeting=meeting)
+    def called(self, place: int) -> str:
+        """The device at a place among those who are here, as people know it."""
+        number = self.members[place]
+        return f"device {number}" if self.control is None else self.control.called(number)
+
+    def _wired(self, name: str, members: Sequence[int], meeting_s: float | None = None) -> Wire:
+        return Wire(
+            PrefixStore(name, self.store), self.device, members, address=self._address,
+            timeout_s=self.timeout_s, meeting_s=meeting_s,
+        )  # fmt: skip
 
     # ---- talking -----------------------------------------------------------------------
 
     def exchange(
         self,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
+        sends: Sequence[Parcel],
+        receives: Sequence[Parcel],
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Posts all (peer, tag, tensor) messages at once, does something else, then waits."""
+        """Posts all (peer, tensor) messages at once, does something else, then waits."""
         voyage = self.depart(sends, receives, busy=meanwhile is not None)
         if meanwhile is not None:
             meanwhile()
         voyage.land()
 
-    def depart(
-        self, sends: Sequence[Message], receives: Sequence[Message], *, busy: bool
-    ) -> Voyage:
-        """Posts all (peer, tag, tensor) messages at once; the voyage it gives is to be landed.
+    def depart(self, sends: Sequence[Parcel], receives: Sequence[Parcel], *, busy: bool) -> Voyage:
+        """Posts all (peer, tensor) messages at once; the voyage it gives is to be landed.
+
+        What two devices send each other both sides name in one order.
 
         ``busy``: this device does something else until then.
         """
@@ -148,28 +158,23 @@ class Links(Letters):
         staging = Staging()
         if self.devices == 1:  # a plan for one device may move boxes from it to itself
             return Voyage(self, staging)
-        leaving = [(peer, tag, staging.outgoing(tensor)) for peer, tag, tensor in sends]
-        arriving = [(peer, tag, staging.incoming(tensor)) for peer, tag, tensor in receives]
+        leaving = [(peer, staging.outgoing(tensor)) for peer, tensor in sends]
+        arriving = [(peer, staging.incoming(tensor)) for peer, tensor in receives]
         staging.settle()
-        self.counters.sent_bytes += sum(tensor.nbytes for _, _, tensor in leaving)
+        self.counters.sent_bytes += sum(tensor.nbytes for _, tensor in leaving)
         out_long, out_short = self._by_length(leaving, busy=busy)
         in_long, in_short = self._by_length(arriving, busy=busy)
-        works = []
         with self._guard():
-            for peer, tag, tensor in in_long:
-                works.append((peer, self._small.receive(tensor, peer, tag)))
-            for peer, tag, tensor in out_long:
-                works.append((peer, self._small.send(tensor, peer, tag)))
-            return Voyage(self, staging, self._wire.begin(out_short, in_short), works)
+            carried = self._long.carry(out_long, in_long) if out_long or in_long else None
+            return Voyage(self, staging, self._wire.begin(out_short, in_short), carried)
 
     def _by_length(
-        self, messages: Sequence[Message], *, busy: bool
-    ) -> tuple[list[Message], list[Parcel]]:
-        """Messages that would stand still while nobody looks, for gloo's threads; and others."""
+        self, messages: Sequence[Parcel], *, busy: bool
+    ) -> tuple[list[Parcel], list[Parcel]]:
+        """Messages that would stand still while nobody looks, for the courier; and others."""
         limit = window_bytes(self.devices) if busy else inf
-        long = [message for message in messages if message[2].nbytes > limit]
-        short = [(peer, tensor) for peer, _, tensor in messages if tensor.nbytes <= limit]
-        return long, short
+        long = [message for message in messages if message[1].nbytes > limit]
+        return long, [message for message in messages if message[1].nbytes <= limit]
 
     def gather(
         self,
@@ -177,8 +182,11 @@ class Links(Letters):
         *,
         counted: bool = True,
         meanwhile: Callable[[], None] | None = None,
+        passing: bool = False,
     ) -> Tensor:
         """One small tensor of equal shape from each device, stacked in order of device.
+
+        ``passing``: it is read at once, and may lie in memory that the next gather uses.
 
         Every device writes to every other at once. A ring would send as little, but in as many
         rounds as there are devices, and a round can wait for each of them to wake up.
@@ -186,7 +194,8 @@ class Links(Letters):
         if self.devices == 1:
             return tensor.unsqueeze(0)
         with self._guard():
-            parts = self._wire.gather(to_host(tensor), meanwhile=self._timed(meanwhile))
+            work = self._timed(meanwhile)
+            parts = self._wire.gather(to_host(tensor), meanwhile=work, passing=passing)
         if counted:
             self.counters.summed_bytes += tensor.nbytes
         return parts.to(tensor.device)
@@ -200,22 +209,23 @@ class Links(Letters):
             return tensor
         host = to_host(tensor)
         if tensor.nbytes <= SMALL_BYTES:
-            return tensor.copy_(self.gather(host, meanwhile=meanwhile).sum(0))
+            parts = self.gather(host, meanwhile=meanwhile, passing=True)
+            return from_host(tensor, torch.sum(parts, 0, out=host))
         with self._guard():
             work = self._small.sum(host)
             self._meanwhile(meanwhile)
-            work.wait()
+            finish(self, work)
         self.counters.summed_bytes += tensor.nbytes
         return from_host(tensor, host)
 
     def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
         """Starts a sum in the background, over all devices or some; ``wait`` on what it gives."""
-        group = self._bulk if circle is None else self._circles[circle]
+        line = self._circles[circle or tuple(range(self.devices))]
         host = to_host(tensor)
         with self._guard():
-            work = group.sum(host)
+            job = line.sum(host)
         self.counters.summed_bytes += tensor.nbytes
-        return Pending(self, work, tensor, host)
+        return Pending(self, job, tensor, host)
 
     def form_circles(self, circles: Iterable[tuple[int, ...]]) -> None:
         """Lets some devices sum among themselves; all devices name all circles, in one order."""
@@ -224,7 +234,8 @@ class Links(Letters):
                 continue
             before = connections()
             with self._guard():
-                self._circles[devices] = self._group("-".join(map(str, devices)), devices)
+                wire = self._wired("-".join(map(str, devices)), devices)
+                self._circles[devices] = Line(self._courier, wire)
             self.sockets |= connections() - before
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -233,7 +244,7 @@ class Links(Letters):
             data = tensor.view(-1).view(torch.uint8)
             host = to_host(data) if self.device == source else room(data)
             with self._guard():
-                self._small.broadcast(host, source).wait()
+                finish(self, self._small.broadcast(host, source))
             from_host(data, host)
         return tensor
 
@@ -249,10 +260,10 @@ class Links(Letters):
 
     # ---- losing each other -------------------------------------------------------------
 
-    def _guard(self, peer: int | None = None) -> Guard:
+    def _guard(self) -> Guard:
         """Turns a broken connection into an error that names the device; counts the time."""
         self._check_whole()
-        return Guard(self, peer)
+        return Guard(self)
 
     def _check_whole(self) -> None:
         if self._broken is not None:
@@ -315,6 +326,11 @@ class Links(Letters):
         """Whatever waits on a connection of this device, at either end, fails at once."""
         begun = connections() - self._baseline if self._baseline is not None else frozenset()
         hang_up((self.sockets | begun) - self._lines())
+        self.hung_up_s = self.hung_up_s or time.monotonic()
+
+    def abandon(self) -> None:
+        """Something sleeps in gloo, and to take its group down would wait for it."""
+        self._small.abandon()
 
     def _lines(self) -> frozenset[Connection]:
         """Connections of the members' own: one may be made while links are."""
@@ -336,11 +352,16 @@ class Links(Letters):
 
     def drop(self) -> None:
         """Lets go of groups and wire."""
+        if hasattr(self, "_courier"):
+            self._courier.close()
+            for line in (self._long, *self._circles.values()):
+                line.close()
+            del self._courier, self._long
         if hasattr(self, "_wire"):
             self._wire.close()
             del self._wire
         if hasattr(self, "_small"):
-            del self._small, self._bulk
+            del self._small
         self._circles = {}
 
     def _leave(self) -> None:

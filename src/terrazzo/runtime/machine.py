@@ -64,6 +64,11 @@ class Machine:
         self._exchange: ExchangeStep | None = None
         self.steps = tuple(self._ready(i, step) for i, step in enumerate(program.steps))
         self._labels = _labels(program)
+        self._rest = [
+            tuple(set(names) - set(step.inputs if isinstance(step, ComputeStep) else ()))
+            for step, names in zip(self.steps, self._drops, strict=True)
+        ]
+        """What is to be dropped after each step on the way forward that it has not taken out."""
         self._room = _room(program, links.device)
         if self._room is None and program.devices > 1:
             keep_memory()
@@ -140,13 +145,19 @@ class Machine:
         lean = bool(run.carriers)
         if self._room is not None and run.torch_device.type == "cpu":
             run.room = self._room.begin()
-        for index, (step, label) in enumerate(zip(self.steps, self._labels, strict=True)):
-            run.ease()
-            with self._span(label):
+        held, timed = run.held, self.links.recorder is not None
+        drops = self._rest if lean else self._lives.last_drops
+        for step, label, names in zip(self.steps, self._labels, drops, strict=True):
+            if run.room is not None:
+                run.ease()
+            if timed:
+                with self._span(label):
+                    step.forward(run)
+            else:
                 step.forward(run)
-            for name in self._drops[index] if lean else self._lives.last_drops[index]:
-                run.held.pop(name, None)
-        run.versions = {n: run.held[n]._version for n in self._lives.kept if n in run.held}
+            for name in names:
+                held.pop(name, None)
+        run.watch({name: held[name] for name in self._lives.kept if name in held})
         return {value: run.held[array] for value, array in self.program.outputs.items()}
 
     def backward(self, run: Run, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -158,14 +169,20 @@ class Machine:
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)
+        lives, timed = self._lives, self.links.recorder is not None
         for index in reversed(range(len(self.steps))):
-            for again in self._lives.rebuilt(index, run.live):
-                with self._span(self._labels[again]), run.precision():
-                    self.steps[again].forward(run)
-            run.ease()
-            with self._span(self._labels[index]):
+            if lives.rebuilt_before[index]:
+                for again in lives.rebuilt(index, run.live):
+                    with self._span(self._labels[again]), run.precision():
+                        self.steps[again].forward(run)
+            if run.room is not None:
+                run.ease()
+            if timed:
+                with self._span(self._labels[index]):
+                    self.steps[index].backward(run)
+            else:
                 self.steps[index].backward(run)
-            for name in self._lives.backward_drops[index]:
+            for name in lives.backward_drops[index]:
                 run.held.pop(name, None)
         with self._span(("compute", "weight gradients", 0)):
             run.catch_up()
@@ -181,15 +198,16 @@ class Machine:
         return found
 
     def _check_unchanged(self, run: Run) -> None:
-        """What is computed again must be computed from the same numbers."""
-        for name, version in run.versions.items():
-            if run.held[name]._version != version:
+        """What is read again must still hold the same numbers."""
+        watched, run.watched = run.watched, []  # from here on what is not needed is let go
+        for name, tensor, version in watched:
+            if tensor._version != version:
                 value = self.program.graph.values[self.program.arrays[name].value]
                 raise UsageError(
                     f"the {value.kind if value.kind != 'node' else 'value'} "
                     f"{value.target or value.name} was changed in place between net's forward and "
-                    "backward: passes compute from it again. Call backward before optimizer.step(),"
-                    " and give net a copy of what changes."
+                    "backward, which needs it as it was. Call backward before optimizer.step(), "
+                    "and give net a copy of what changes."
                 )
 
     def _is_leaf(self, name: str) -> bool:
@@ -254,13 +272,9 @@ def _label(program: Program, step: Step) -> tuple[str, str]:
         return "compute", _title(program, step)
     if isinstance(step, Combine):
         return "sum", _title(program, step)
-    if isinstance(step, Spread) and not _is_parameter(program, step.source):
+    if isinstance(step, Spread) and not program.is_leaf(step.source):
         return "sum", f"gradient of {step.source}"
     return "", ""
-
-
-def _is_parameter(program: Program, array: str) -> bool:
-    return program.graph.values[program.arrays[array].value].kind != "node"
 
 
 def _title(program: Program, step: Step) -> str:

@@ -125,6 +125,22 @@ class Net(nn.Module):
             args, kwargs = pytree.tree_unflatten(leaves, tree)
             self.prepare(args, kwargs)
 
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        if assign and self.homes:
+            raise UsageError(
+                f"the weight {next(iter(self.homes))} is cut over the devices, and assign=True "
+                "would put whole ones in the places of parts: load without it"
+            )
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self.homes:
+            raise UsageError(
+                f"the weight {next(iter(self.homes))} is cut over the devices: give the model its "
+                "precision and its place (.double(), .to(...)) before tz.parallelize"
+            )
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self._weights.parts(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -48,12 +48,15 @@ class Operator:
         self.draws = op in DRAWS
         self.device_at = device_argument(op)
         self.call: Callable[..., Any] = _function(op)
+        self.may_overwrite = False
+        """Whether nobody reads its first input again, nor a gradient."""
         self._slots = [i for i, argument in enumerate(self.args) if isinstance(argument, Ref)]
         self._nested = any(isinstance(a, tuple) and _refers(a) for a in self.args)
         """Whether a tensor stands inside of a list, as in cat."""
 
     def overwrite(self) -> None:
         """Makes the call reuse its input's memory, where the operator has such a form."""
+        self.may_overwrite = not self.prepare
         slope = self.args[1] if self.op == "aten.leaky_relu.default" else 0
         if not self.prepare and self.op in OVERWRITING and slope >= 0:
             self.call = kernel(OVERWRITING[self.op])

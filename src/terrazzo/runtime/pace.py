@@ -7,7 +7,7 @@ So all devices judge by the same numbers, and come to the same verdict at the sa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from terrazzo.schedule.pace import Row, Stray, beside_others, middle, strays
@@ -108,11 +108,11 @@ class Pace:
         self.strays = found
         return news and bool(found)
 
-    def words(self) -> str:
-        """The verdict in a line."""
+    def words(self, called: Callable[[int], str]) -> str:
+        """The verdict in a line; ``called`` gives what people call the device of a place."""
         slow = [one for one in self.strays if one.is_slow] or list(self.strays)
         measure = "its planned rate" if self.is_planned else "the rate of its first steps"
         told = ", ".join(
-            f"device {one.device} computes at {one.rate:.2f} of {measure}" for one in slow
+            f"{called(one.device)} computes at {one.rate:.2f} of {measure}" for one in slow
         )
         return f"{told}, beside the others, in the last {self.steps} steps"

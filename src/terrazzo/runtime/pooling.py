@@ -17,6 +17,10 @@ from torch.autograd.function import once_differentiable
 WIDEST = 3
 """Windows wider than this have too many places to compare one after the other."""
 
+CACHED = 1 << 19
+"""Elements whose gradient is made at a time, so that what is passed over repeatedly stays in a
+cache."""
+
 Pair = tuple[int, int]
 
 
@@ -56,12 +60,18 @@ class _ByRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, result = ctx.saved_tensors
-        kernel, stride = ctx.how
-        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            grad.contiguous(), x, kernel, stride, (0, 0), (1, 1), False,
-            _places(x, result, kernel, stride),
-        )  # fmt: skip
+        (x, result), how = ctx.saved_tensors, ctx.how
+        found = torch.empty_like(x)
+        maps, tops, grads, flows = (
+            tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, result, grad.contiguous(), found)
+        )
+        step = max(1, CACHED // maps[0].numel())
+        for low in range(0, len(maps), step):
+            span = slice(low, low + step)
+            torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+                grads[span], maps[span], *how, (0, 0), (1, 1), False,
+                _places(maps[span], tops[span], *how), grad_input=flows[span],
+            )  # fmt: skip
         return found, None, None
 
 
@@ -70,15 +80,16 @@ def _places(x: Tensor, result: Tensor, kernel: Pair, stride: Pair) -> Tensor:
 
     Counted backwards over a window: one more for every place passed, zero again at every maximum.
     """
-    (height, width), line = result.shape[-2:], x.shape[-1]
+    (height, width), (high, wide), line = result.shape[-2:], kernel, x.shape[-1]
     number = torch.zeros(result.shape, dtype=torch.uint8)
-    for place in reversed(range(kernel[0] * kernel[1] - 1)):
-        row, column = divmod(place, kernel[1])
+    for place in reversed(range(high * wide - 1)):
+        row, column = divmod(place, wide)
         seen = _every(_every(x, -2, row, stride[0], height), -1, column, stride[1], width)
         number.add_(1).mul_((seen != result).view(torch.uint8))
-    places = number.long()
-    rows = places.div(kernel[1], rounding_mode="floor")
-    places.add_(rows, alpha=line - kernel[1])
+    rows = torch.zeros_like(number)
+    for row in range(1, high):  # comparing bytes takes a fraction of dividing integers
+        rows.add_((number >= row * wide).view(torch.uint8))
+    places = number.long().add_(rows, alpha=line - wide)
     first = torch.arange(height).mul_(stride[0] * line).unsqueeze(1)
     return places.add_(first + torch.arange(width).mul_(stride[1]))
 

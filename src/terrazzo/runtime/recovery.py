@@ -242,11 +242,11 @@ class Recovery:
         if links.recorder is not None:
             links.recorder.note("regroup", devices=float(links.devices), took_s=self.took_s)
         if links.device == 0:
-            reasons = self.control.reasons
+            reasons, called = self.control.reasons, self.control.called
             lost = [
-                f"device {d} {reasons.get(d, 'was lost')}" for d in before if d not in view.members
+                f"{called(d)} {reasons.get(d, 'was lost')}" for d in before if d not in view.members
             ]
-            come = [f"device {d} has joined" for d in view.members if d not in before]
+            come = [f"{called(d)} has joined" for d in view.members if d not in before]
             what = "; ".join([*lost, *come]) or "a connection broke"
             count = "1 device goes" if links.devices == 1 else f"{links.devices} devices go"
             print(f"terrazzo: {what}: {count} on", file=sys.stderr, flush=True)
@@ -337,7 +337,9 @@ def take_parcel(links: Links, source: int) -> Any:
 # ---- beginning ----------------------------------------------------------------------------------
 
 
-def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None) -> None:
+def watch(
+    links: Links, *, tie: int = 0, credentials: Credentials | None = None, name: str = ""
+) -> None:
     """From now on the loss of a device is survived; all devices call this at one time."""
     if links.devices == 1 or links.recovery is not None:
         return
@@ -355,12 +357,13 @@ def watch(links: Links, *, tie: int = 0, credentials: Credentials | None = None)
         tie=tie,
         limit_s=links.timeout_s,
         wrap=unwrapped if credentials is None else encrypted(credentials),
+        name=name,
     )
     links.recovery = Recovery(links, links.control)
     if links.device == 0:
         print(
             f"terrazzo: {links.devices} devices; when some are lost more than half go on, or half "
-            f"with device {tie}",
+            f"with {links.control.called(tie)}",
             file=sys.stderr,
             flush=True,
         )

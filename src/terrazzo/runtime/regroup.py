@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -45,6 +46,7 @@ def _connect(links: Links, board: Board, meeting_s: float) -> None:
     links.board = board  # torch keeps the half of it that is not Python's
     baseline = connections()
     links.begin(baseline)
+    told_by = sys.excepthook
     dist.init_process_group(
         "gloo",
         store=PrefixStore("terrazzo", board),
@@ -52,6 +54,7 @@ def _connect(links: Links, board: Board, meeting_s: float) -> None:
         world_size=links.devices,
         timeout=timedelta(seconds=meeting_s),
     )
+    sys.excepthook = told_by  # torch has put its own before it, once more each time
     links.connect(PrefixStore("links", board), meeting_s=meeting_s)
     limit = timedelta(seconds=links.timeout_s)
     with contextlib.suppress(Exception):  # for a script that uses torch.distributed by itself

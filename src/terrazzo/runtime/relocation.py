@@ -20,6 +20,7 @@ from terrazzo.errors import UsageError
 from terrazzo.runtime.belongings import GRADIENT, PART, Entry, entries, hand_over, held
 from terrazzo.runtime.cut import Home, plain
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.wire import Parcel
 from terrazzo.schedule.relocation import everywhere, relocation
 from terrazzo.schedule.tiling import Boxes
 
@@ -121,15 +122,14 @@ class Relocation:
         device = self.links.device
         have, want = mover.before[device], mover.after[device]
         routes = relocation(mover.before, mover.after)
-        sends: list[tuple[int, int, Tensor]] = []
-        receives: list[tuple[int, int, Tensor]] = []
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
         arrivals: list[tuple[Tensor, Tensor]] = []
         results = []
-        for place, tensor in enumerate(tensors):
+        for tensor in tensors:
             result = torch.empty(want.shape, dtype=tensor.dtype, device=tensor.device)
             results.append(result)
-            for number, route in enumerate(routes):
-                tag = place * len(routes) + number
+            for route in routes:
                 here = (route.source == device, route.destination == device)
                 if here[1]:
                     target = result[route.box.within(want).slices()]
@@ -137,11 +137,11 @@ class Relocation:
                         target.copy_(tensor[route.box.within(have).slices()])
                         continue
                     buffer = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-                    receives.append((route.source, tag, _bytes(buffer)))
+                    receives.append((route.source, _bytes(buffer)))
                     arrivals.append((target, buffer))
                 elif here[0]:
                     piece = tensor[route.box.within(have).slices()].contiguous()
-                    sends.append((route.destination, tag, _bytes(piece)))
+                    sends.append((route.destination, _bytes(piece)))
         if self.links.devices > 1:
             self.links.exchange(sends, receives)
         for target, buffer in arrivals:

@@ -90,7 +90,8 @@ class Spare:
     wholes: dict[str, Any]
     """Weights that nobody cuts: each with its gradient and the state of every optimiser."""
     rest: Any
-    """All that is no weight, as the run told it."""
+    """All that is no weight, as the run told it; None, where it was made in the middle of a step:
+    all of that has stayed as it is."""
     bundles: dict[int, Bundle] = field(default_factory=dict)
     """Parts of cut weights, by the member whose they are: this device's and its neighbours'."""
     versions: tuple[Any, ...] = ()

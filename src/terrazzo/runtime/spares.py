@@ -1,6 +1,7 @@
 """Spares: making them every few steps, and going back to one when a device is lost.
 
-How often: so that it takes at most COST of the time that training takes.
+How often: so that it takes COST of the time that training takes. That is a quarter of what recovery
+may cost in all; notes, listening and checkpoints have the rest.
 """
 
 from __future__ import annotations
@@ -35,15 +36,20 @@ from terrazzo.runtime.spare import (
     tensors_of,
     versions,
 )
+from terrazzo.runtime.wire import Parcel
 from terrazzo.schedule.relocation import Rescue, everywhere, rescue
 from terrazzo.schedule.tiling import Boxes
 
 if TYPE_CHECKING:
     from terrazzo.runtime.net import Net
 
-COST = 0.02
+COST = 0.005
 FIRST, MOST = 8, 10_000
 """Steps from the first spare to the second, before anything was measured; and between any two."""
+
+
+BEFORE_ALL = (-1, -1)
+"""In the key of a spare that was made in the middle of a step: any other is later."""
 
 
 class Spares:
@@ -82,6 +88,8 @@ class Spares:
             return False
         if self.kept is None or self._is_stale or self._homes is not self.net.homes:
             return True
+        if self.kept.rest is None:
+            return True
         return at_border or steps - self.kept.key[1] >= self.interval
 
     def keep(self, key: Key, rest: Any) -> None:
@@ -111,11 +119,25 @@ class Spares:
         self.took_s = time.perf_counter() - begin
         self._settle(homes, reused=bundles is (last and last.bundles))
 
+    def keep_whole(self) -> None:
+        """Weights that all have are about to be cut, in the middle of a step: puts them aside.
+
+        That is the way back until the next batch, before which there is a spare like all others.
+        """
+        net = self.net
+        parameters = named(net._model, self.optimizers)
+        wholes = {name: put_aside(one, self.optimizers) for name, one in parameters.items()}
+        key = (net.links.epoch, *BEFORE_ALL)
+        self.kept = Spare(key, net.commits, net.links.members, {}, {}, wholes, rest=None)
+        self.is_touched = False
+        self._mark()
+
     def _settle(self, homes: Mapping[str, Home], *, reused: bool) -> None:
         """Once all have theirs, it counts; and how often there is one is decided anew."""
         staged = self._staged
         assert staged is not None
-        since = staged.key[1] - self.kept.key[1] if self.kept is not None else 0
+        before = self.kept if self.kept is not None and self.kept.rest is not None else staged
+        since = staged.key[1] - before.key[1]
         step_s = (time.perf_counter() - self._made_s - self.took_s) / since if since > 0 else 0.0
         ratio = 0.0 if reused or step_s <= 0 else self.took_s / step_s
         note = Note(SPARE, staged.key[1], "", NOTHING, flag=ratio)
@@ -153,9 +175,9 @@ class Spares:
             bundles[links.members[ward]] = Bundle.room(rows)
             room = bundles[links.members[ward]].data
             if bundle.data.numel():
-                sends.append((keeper, step, bundle.data))
+                sends.append((keeper, bundle.data))
             if room.numel():
-                receives.append((ward, step, room))
+                receives.append((ward, room))
         links.exchange(sends, receives)
         return tables, bundles
 
@@ -309,8 +331,8 @@ class Spares:
             if kind == PART:
                 kinds[label] = getattr(torch, dtype)
         results = {label: torch.empty(want.shape, dtype=dtype) for label, dtype in kinds.items()}
-        sends: list[tuple[int, int, Tensor]] = []
-        receives: list[tuple[int, int, Tensor]] = []
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
         arrivals: list[tuple[Tensor, Tensor]] = []
         for label, result in results.items():
             for route in routes:
@@ -322,12 +344,12 @@ class Spares:
                     assert found is not None, "tables were compared when the spare was made"
                     piece = found[route.box.within(route.have).slices()]
                     if target is None:
-                        sends.append((route.destination, len(sends), _bytes(piece.contiguous())))
+                        sends.append((route.destination, _bytes(piece.contiguous())))
                     else:
                         target.copy_(piece)
                 elif target is not None:
                     room = torch.empty(target.shape, dtype=target.dtype)
-                    receives.append((route.source, len(receives), _bytes(room)))
+                    receives.append((route.source, _bytes(room)))
                     arrivals.append((target, room))
         self.net.links.exchange(sends, receives)
         for target, room in arrivals:

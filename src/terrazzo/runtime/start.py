@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from terrazzo.errors import LaunchError, UsageError
+from terrazzo.errors import LaunchError, PeerLost, UsageError
 from terrazzo.runtime.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -138,3 +139,16 @@ def _wait_for_all(store: Store, device: int, devices: int, timeout_s: float) -> 
             )
         if missing:
             time.sleep(0.02)
+
+
+def tell_losses_shortly() -> None:
+    """A script that ends because of another device has no fault to be looked for in it."""
+    usual = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, PeerLost):
+            print(f"terrazzo: PeerLost: {error}", file=sys.stderr, flush=True)
+        else:
+            usual(kind, error, trace)
+
+    sys.excepthook = tell

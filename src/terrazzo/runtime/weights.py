@@ -150,4 +150,4 @@ class Weights:
         for name, home in (self.homes or {}).items():
             given = state.get(prefix + name)
             if isinstance(given, Tensor) and given.shape == home.shape:
-                state[prefix + name] = home.part(given)
+                state[prefix + name] = home.marked(home.part(given))

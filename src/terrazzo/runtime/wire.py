@@ -53,19 +53,24 @@ def window_bytes(devices: int) -> int:
 class WireError(RuntimeError):
     """The connection to a device failed."""
 
-    def __init__(self, peer: int, what: str) -> None:
+    def __init__(self, peer: int | None, what: str) -> None:
         super().__init__(what)
         self.peer = peer
 
 
+def too_late(peer: int | None, timeout_s: float) -> WireError:
+    return WireError(peer, f"Timed out waiting {timeout_s:g} s for a message")
+
+
 class Wire:
-    """All devices make theirs at one time; ``address`` is where the others can reach this one."""
+    """``members`` are the devices that it connects, each with each; all of them make theirs at one
+    time. ``address`` is where the others can reach this one."""
 
     def __init__(
         self,
         store: Store,
         device: int,
-        devices: int,
+        members: Sequence[int],
         *,
         address: Address,
         timeout_s: float,
@@ -80,33 +85,59 @@ class Wire:
             store.set(f"terrazzo/wire/{device}", f"{address[1]} {port} {token}")
             found = {
                 peer: _call(store.get(f"terrazzo/wire/{peer}").decode(), device, timeout_s)
-                for peer in range(device)
+                for peer in members
+                if peer < device
             }
-            later = range(device + 1, devices)
+            later = [peer for peer in members if peer > device]
             found |= hello.answer(
                 listener, secret=token.encode(), expected=later, timeout_s=timeout_s
             )
-        self.device, self.devices = device, devices
+        self.device, self.members = device, tuple(members)
         self._rooms: dict[tuple[torch.Size, torch.dtype], _Room] = {}
-        window = window_bytes(devices)
+        window = window_bytes(len(members))
         self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
         in_copies(self.close)
 
-    def gather(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
-        """A tensor of equal shape from each device, stacked; in between, something else."""
+    @property
+    def ends(self) -> Sequence[End]:
+        return tuple(self._ends.values())
+
+    def gather(
+        self,
+        tensor: Tensor,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+        passing: bool = False,
+    ) -> Tensor:
+        """A tensor of equal shape from each device, stacked; in between, something else.
+
+        Only on a wire between all devices, whose rows are numbered as they are. ``passing``: it is
+        read at once, and may lie in memory that the next gather uses.
+        """
         key = (tensor.shape, tensor.dtype)
-        room = self._rooms.get(key) or _Room(tensor, self.devices)
+        room = self._rooms.get(key) or _Room(tensor, len(self.members), self.device)
         if tensor.nbytes <= SHORT_BYTES:
             self._rooms[key] = room
-        room.parts[self.device] = tensor
-        own, ends = room.rows[self.device], self._ends.values()
+        room.own.copy_(tensor)
+        ends, rows = self._ends.values(), room.rows
+        own, quiet = rows[self.device], True
         for end in ends:
-            end.send_row(own)
-            end.expect_row(room.rows[end.peer])
+            quiet = end.send_row(own) and quiet
+        if not quiet:
+            for end in ends:
+                end.expect_row(rows[end.peer])
         if meanwhile is not None:
             meanwhile()
-        self.end(ends)
-        return room.parts.clone()
+        # One after the other: what comes meanwhile from those behind wakes nobody up.
+        self.end([e for e in ends if not self._read(e, rows[e.peer])] if quiet else ends)
+        return room.parts if passing else room.parts.clone()
+
+    def _read(self, end: End, row: memoryview) -> bool:
+        """Waits for a row; False if only a part of it is there, and the rest expected."""
+        while (whole := end.read_row(row)) is None:
+            if not end.wait(self.timeout_s):
+                raise too_late(end.peer, self.timeout_s)
+        return whole
 
     def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Sequence[End]:
         """Sends what the system takes at once; ``end`` waits for the rest.
@@ -137,8 +168,7 @@ class Wire:
         while by_number:
             events = poll.poll(self.timeout_s * 1000)
             if not events:
-                late = next(iter(by_number.values()))
-                raise WireError(late.peer, f"Timed out waiting {self.timeout_s:g} s for a message")
+                raise too_late(next(iter(by_number.values())).peer, self.timeout_s)
             for number, _ in events:
                 end = by_number[number]
                 end.push()
@@ -156,11 +186,12 @@ class Wire:
 class _Room:
     """Memory for one gather: a row for each device, as it is sent, with its header before it."""
 
-    def __init__(self, like: Tensor, devices: int) -> None:
+    def __init__(self, like: Tensor, devices: int, device: int) -> None:
         size = HEADER.size + like.nbytes
         data = bytearray(devices * size)
         rows = torch.frombuffer(data, dtype=torch.uint8).view(devices, size)[:, HEADER.size :]
         self.parts = rows.view(like.dtype).view(devices, *like.shape)
+        self.own = self.parts[device]
         whole = memoryview(data)
         self.rows = [whole[place * size : (place + 1) * size] for place in range(devices)]
 
@@ -174,10 +205,17 @@ class End:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
-        self._sent = self._received = 0
+        self._sent = self.received = 0
         self._leaving: deque[memoryview] = deque()
         self._coming: deque[tuple[memoryview, memoryview, int]] = deque()
         self._wake_bytes, self._most_wake_bytes = 1, min(WAKE_BYTES, window // 2)
+        self._poll = select.poll()
+        self._poll.register(self.number, select.POLLIN)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to send, or to come."""
+        return not self._leaving and not self._coming
 
     def send(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
@@ -186,8 +224,11 @@ class End:
             self._leaving.append(body)
         self._sent += 1
 
-    def send_row(self, row: memoryview) -> None:
-        """Sends what has room for its header before it; the memory is free again afterwards."""
+    def send_row(self, row: memoryview) -> bool:
+        """Sends what has room for its header before it; the memory is free again afterwards.
+
+        Gives whether nothing is left to be sent, and nothing was expected.
+        """
         HEADER.pack_into(row, 0, self._sent, len(row) - HEADER.size)
         self._sent += 1
         count = 0
@@ -200,9 +241,33 @@ class End:
                 raise WireError(self.peer, f"sending failed: {error.strerror or error}") from error
         if count < len(row):
             self._leaving.append(memoryview(bytes(row[count:])))
+            return False
+        return not self._coming
 
     def expect_row(self, row: memoryview) -> None:
         self._coming.append((row[: HEADER.size], row[HEADER.size :], 0))
+
+    def read_row(self, row: memoryview) -> bool | None:
+        """Takes a row where nothing else is expected: True; False if only a part of it came, and
+        the rest is expected now; None if nothing has come yet."""
+        try:
+            count = self.socket.recv_into(row)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise WireError(self.peer, f"receiving failed: {error.strerror or error}") from error
+        if not count:
+            raise WireError(self.peer, "Connection closed by peer")
+        if count < len(row):
+            self._coming.append((row[: HEADER.size], row[HEADER.size :], count))
+            return False
+        self._check(row, len(row) - HEADER.size)
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until a row begins to come, or time is over."""
+        self._wake(1)
+        return bool(self._poll.poll(timeout_s * 1000))
 
     def expect(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
@@ -241,31 +306,34 @@ class End:
             have += count
             if have < HEADER.size + len(body):
                 self._coming[0] = (header, body, have)
-                continue
+                return False  # all that was there: asking again would be a call for nothing
             self._coming.popleft()
             self._check(header, len(body))
         return not self._leaving
 
     def _check(self, header: memoryview, length: int) -> None:
-        number, told = HEADER.unpack(header)
-        if (number, told) != (self._received, length):
+        number, told = HEADER.unpack_from(header)
+        if (number, told) != (self.received, length):
             raise WireError(
                 self.peer,
-                f"out of step: expected message {self._received} of {length} bytes, got message "
+                f"out of step: expected message {self.received} of {length} bytes, got message "
                 f"{number} of {told} bytes",
             )
-        self._received += 1
+        self.received += 1
 
     def wants(self) -> int:
         """What to be woken up for; for a long message not before a good part of it is there."""
         if self._coming:
             _, body, have = self._coming[0]
             missing = HEADER.size + len(body) - have
-            wake = 1 if missing < SHORT_BYTES else min(missing, self._most_wake_bytes)
-            if wake != self._wake_bytes:
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-                self._wake_bytes = wake
+            self._wake(1 if missing < SHORT_BYTES else min(missing, self._most_wake_bytes))
         return (select.POLLOUT if self._leaving else 0) | (select.POLLIN if self._coming else 0)
+
+    def _wake(self, count: int) -> None:
+        """To be woken up when so many bytes are there."""
+        if count != self._wake_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wake_bytes = count
 
 
 def _beyond(header: memoryview, body: memoryview, have: int) -> list[memoryview]:

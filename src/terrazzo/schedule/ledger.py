@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 
 HEAP_BYTES = 32 << 20
 """Larger blocks get pages of their own, which are returned when they are freed."""
-MAP_HOLES, WEIGHT_HOLES = 4.25, 3.25
+MAP_HOLES, WEIGHT_HOLES = 6, 2.25
 """What lies free between blocks in use, where the allocator is left alone: a new map does not fit
-into what a smaller one left, so there are a few holes as large as the largest map, and as the
-largest gradient of a weight (docs/log.md)."""
+into what a smaller one left, so there are holes as large as the largest few maps, and a few as the
+largest weight that is copied (docs/log.md)."""
 WASTE, WEIGHTS_WASTE = 0.3, 0.15
 """Where free pages are returned in time (plans with passes) holes are small and many: a part of
 maps in use, and of weights with their gradients."""
-LIBRARY_BYTES = 6 << 20
-"""What a net is made of besides tensors, and what torch's kernels keep once they have run."""
+LIBRARY_BYTES, OPERATOR_BYTES = 6 << 20, 32 << 10
+"""What a net is made of besides tensors, and what torch's kernels keep once they have run: code
+that is made for each shape they meet, so each operator of the net adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,11 @@ class Footprint:
     """Maps that wait between the forward and the backward pass."""
     tidy: bool = False
     """Whether free pages are returned in time."""
-    largest_map_bytes: int = 0
+    operators: int = 0
+    map_holes_bytes: int = 0
+    """The largest maps that come from the heap, together."""
     largest_weight_bytes: int = 0
-    """Of those that come from the heap."""
+    """Of convolutions, which copy theirs."""
 
     @property
     def used_bytes(self) -> int:
@@ -53,13 +56,15 @@ class Footprint:
     def total_bytes(self) -> int:
         """With what the allocator wastes."""
         if not self.tidy:
-            holes_bytes = (
-                MAP_HOLES * self.largest_map_bytes + WEIGHT_HOLES * self.largest_weight_bytes
-            )
-            return self.used_bytes + int(holes_bytes) + LIBRARY_BYTES
+            holes_bytes = self.map_holes_bytes + int(WEIGHT_HOLES * self.largest_weight_bytes)
+            return self.used_bytes + holes_bytes + self.library_bytes
         lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
         idle_bytes = WASTE * (self.used_bytes - lasting_bytes) + WEIGHTS_WASTE * lasting_bytes
-        return self.used_bytes + int(idle_bytes) + LIBRARY_BYTES
+        return self.used_bytes + int(idle_bytes) + self.library_bytes
+
+    @property
+    def library_bytes(self) -> int:
+        return LIBRARY_BYTES + OPERATOR_BYTES * self.operators
 
 
 class Ledger:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from heapq import nlargest
 from math import prod
 
 from terrazzo.geometry import Box
 from terrazzo.graph.rules.rule import Read
-from terrazzo.records import Ref, Value
+from terrazzo.records import Graph, Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
-from terrazzo.schedule.ledger import HEAP_BYTES, Footprint, Ledger
+from terrazzo.schedule.ledger import HEAP_BYTES, MAP_HOLES, Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -28,7 +29,7 @@ from terrazzo.schedule.program import (
     Strip,
     Take,
 )
-from terrazzo.schedule.saving import Late, Operation, Piece, Tensor
+from terrazzo.schedule.saving import CONVOLUTIONS, Late, Operation, Piece, Tensor
 from terrazzo.schedule.sums import Circle, bucket_bytes
 
 LATE = "aten.conv2d.default"
@@ -58,8 +59,11 @@ class _Walk:
         start = Footprint(
             sum(sizes) + rest,
             tidy=any(group.passes for group in program.plan.groups),
-            largest_map_bytes=_largest(map(self._size, filter(self._is_map, program.arrays))),
-            largest_weight_bytes=_largest(sizes),
+            operators=len(graph.nodes),
+            map_holes_bytes=_largest(
+                map(self._size, filter(self._is_map, program.arrays)), MAP_HOLES
+            ),
+            largest_weight_bytes=_largest(map(self._weight_bytes, _kernels(graph, weights)), 1),
         )
         self.ledger = Ledger(start)
         self.late = Late()
@@ -294,9 +298,15 @@ class _Walk:
         return replace(tensor, gradient=part)
 
 
-def _largest(sizes: Iterable[int]) -> int:
-    """The largest block that comes from the heap."""
-    return max((size for size in sizes if size < HEAP_BYTES), default=0)
+def _largest(sizes: Iterable[int], count: int) -> int:
+    """The largest blocks that come from the heap, so many of them together."""
+    return sum(nlargest(count, (size for size in sizes if size < HEAP_BYTES)))
+
+
+def _kernels(graph: Graph, weights: Iterable[Value]) -> list[Value]:
+    """Weights of convolutions, which have an order of their own for them, and copy them to it."""
+    read = {name for node in graph.nodes if _kind(node.op) in CONVOLUTIONS for name in node.refs}
+    return [weight for weight in weights if weight.name in read]
 
 
 def _kind(op: str) -> str:

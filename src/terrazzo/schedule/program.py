@@ -12,7 +12,7 @@ follows the step that made it, backwards:
     Arrive    ends an exchange that was only begun   begins its adjoint
     Spread    whole -> used by boxes, no message     the parts are summed
     Combine   one part per device -> whole           passes through
-    Compute   operators on what is here              autograd
+    Compute   operators on what is here              gradients written out, or autograd
     Passes    the same in strips, nothing saved      computed again, strip by strip
 """
 
@@ -228,3 +228,7 @@ class Program:
     def is_parameter(self, array: str) -> bool:
         """Whether an array is a parameter of the model, as it is or spread."""
         return self.graph.values[self.arrays[array].value].kind == "parameter"
+
+    def is_leaf(self, array: str) -> bool:
+        """Whether an array lies in memory of the caller's: an input of the call, or the model's."""
+        return self.graph.values[self.arrays[array].value].kind != "node"

@@ -6,15 +6,17 @@ can't log in gets a word in. What a killed agent left behind, the next one remov
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from terrazzo.cluster.agent.frames import Frames
+from terrazzo.cluster.agent.frames import ERROR, Frames
 from terrazzo.cluster.agent.listening import Silence
 from terrazzo.cluster.agent.look import which
 
@@ -38,16 +40,39 @@ def hold(request: dict[str, Any], frames: Frames) -> None:
         frames.tell({"name": name, "key": public, "port": listen_port(name)})
         peers = frames.hear()
         for peer in peers:
-            run(
-                "wg", "set", name, "peer", peer["key"], "allowed-ips", f"{peer['address']}/32",
-                "endpoint", f"{peer['host']}:{peer['port']}",
-            )  # fmt: skip
+            admit(name, peer)
         frames.tell({})
         frames.hear()  # all know each other now: before, a first handshake would be thrown away
         frames.tell(greet(name, peers))
-        Silence(frames, float(request["lost_after_s"])).wait()
+        known = {peer["address"]: peer for peer in peers}
+        heard = partial(admit_anew, name, known, frames)
+        Silence(frames, float(request["lost_after_s"]), heard=heard).wait()
     finally:
         remove(name)
+
+
+def admit(name: str, peer: dict[str, Any]) -> None:
+    run(
+        "wg", "set", name, "peer", peer["key"], "allowed-ips", f"{peer['address']}/32",
+        "endpoint", f"{peer['host']}:{peer['port']}",
+    )  # fmt: skip
+
+
+def admit_anew(
+    name: str, known: dict[str, dict[str, Any]], frames: Frames, kind: bytes, body: bytes
+) -> None:
+    """A device has come, or has booted and has another key: the one before is of no use."""
+    peer = json.loads(body)
+    before = known.get(peer["address"])
+    try:
+        if before is not None:
+            run("wg", "set", name, "peer", before["key"], "remove")
+        admit(name, peer)
+    except OSError as error:
+        frames.send(ERROR, json.dumps(str(error.strerror)).encode())
+        return
+    known[peer["address"]] = peer
+    frames.tell({})
 
 
 def listen_port(name: str) -> int:

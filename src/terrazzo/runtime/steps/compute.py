@@ -1,8 +1,10 @@
-"""Compute: operators on what is here, as one piece of autograd."""
+"""Compute: operators on what is here, on a tape of their own or as one piece of autograd."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Set
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from terrazzo.geometry import Box
 from terrazzo.runtime.convolution import OP, can_wait, convolve_late
 from terrazzo.runtime.operators import Operator, local_operator, whole_operator
 from terrazzo.runtime.steps.step import Piece, Run
+from terrazzo.runtime.steps.tape import Tape, tape
 from terrazzo.schedule import Apply, Compute, Program
 
 FORGETFUL = frozenset(
@@ -37,6 +40,7 @@ class ComputeStep:
             )
         )
         self.parameters = frozenset(filter(program.is_parameter, self.inputs))
+        self.leaves = tuple(filter(program.is_leaf, self.inputs))
         self.exports = tuple(name for name in made if name in exports)
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
@@ -45,6 +49,7 @@ class ComputeStep:
         self.only_late = self.late - self._used_otherwise()
         self.fresh = self._fresh()
         self.last_use: frozenset[str] = frozenset()
+        self._tapes: dict[frozenset[str], Tape | None] = {}
 
     def _overwrite_where_safe(self) -> None:
         """Lets activations overwrite what nobody reads again, as ``inplace=True`` would."""
@@ -61,6 +66,37 @@ class ComputeStep:
                 call.overwrite()
 
     def forward(self, run: Run) -> None:
+        written = self._tape(run)
+        if written is None:
+            self._forward_by_autograd(run)
+            return
+        held, last_use = run.held, self.last_use
+        local = {n: held.pop(n) if n in last_use else held[n] for n in self.inputs}
+        run.watch({n: local[n] for n in self.leaves if n in written.keeps})
+        kept = written.forward(run, local)
+        for name in self.exports:
+            held[name] = local[name]
+        if not run.carriers.isdisjoint(self.exports):
+            run.saved[self.index] = kept
+
+    def _tape(self, run: Run) -> Tape | None:
+        """The operators with gradients of their own, where all of them have one.
+
+        Not on a GPU, where torch fuses otherwise, nor under autocast, which inserts casts.
+        """
+        if run.autocast is not None or run.torch_device.type != "cpu":
+            return None
+        if run.carriers not in self._tapes:
+            nodes = self.program.graph.nodes
+            parts = zip(self.step.applies, self.operators, self.drops, strict=True)
+            self._tapes[run.carriers] = tape(
+                [(apply, nodes[apply.node], call, drops) for apply, call, drops in parts],
+                run.carriers,
+                lambda names: all(name in self.late for name in names),
+            )
+        return self._tapes[run.carriers]
+
+    def _forward_by_autograd(self, run: Run) -> None:
         track = any(name in run.carriers for name in self.exports)
         piece = Piece.open(run.torch_device) if track else None
         local: dict[str, Tensor] = {}
@@ -150,14 +186,22 @@ class ComputeStep:
                 local[name] = tensor if node.gradient else tensor.detach()
 
     def backward(self, run: Run) -> None:
-        piece: Piece | None = run.saved.pop(self.index, None)
-        if piece is None:
+        saved: Piece | list[Any] | None = run.saved.pop(self.index, None)
+        if saved is None:
             return
         grads = {name: run.gradient(name) for name in self.exports if name in run.grads}
-        for name, grad in piece.backward(grads).items():
+        fresh: Set[str] = self.fresh
+        found: Mapping[str, Tensor]
+        if isinstance(saved, Piece):
+            found = saved.backward(grads)
+        else:
+            written = self._tapes[run.carriers]
+            assert written is not None
+            found, fresh = written.backward(run, saved, grads)
+        for name, grad in found.items():
             first = name not in run.grads
             run.add(name, grad)
-            if first and name in self.fresh:
+            if first and name in fresh:
                 run.exclusive.add(name)
 
 

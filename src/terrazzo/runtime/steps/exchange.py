@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.links import Message
 from terrazzo.runtime.steps.step import Run
+from terrazzo.runtime.wire import Parcel
 from terrazzo.schedule import Exchange, Move, Program
 
 Slices = tuple[slice, ...]
@@ -67,12 +67,12 @@ class ExchangeStep:
             self.arrive(run)
 
     def _depart(self, run: Run) -> None:
-        sends: list[Message] = []
-        receives: list[Message] = []
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
         stays: list[tuple[Tensor, Tensor]] = []
         arrivals: list[Arrival] = []
         run.ease(self.step.writes)
-        for tag, move in enumerate(self.moves):
+        for move in self.moves:
             source = run.held[move.source]
             target = run.held[move.target] = run.empty(move.target)
             begun = not move.adds  # the first addend is written, if it is as large as the sum
@@ -80,7 +80,7 @@ class ExchangeStep:
                 target.zero_()
                 begun = True
             for piece in move.sent:
-                sends.append((piece.peer, tag, source[piece.source].contiguous()))
+                sends.append((piece.peer, source[piece.source].contiguous()))
             for piece in move.arriving:
                 place, adds, begun = target[piece.target], move.adds and begun, True
                 if piece.peer == move.device:
@@ -92,7 +92,7 @@ class ExchangeStep:
                     continue
                 straight = place.is_contiguous() and not adds
                 buffer = place if straight else _buffer(place)
-                receives.append((piece.peer, tag, buffer))
+                receives.append((piece.peer, buffer))
                 if not straight:
                     arrivals.append((place, buffer, adds))
         voyage = run.links.depart(sends, receives, busy=self.step.ends_later)
@@ -117,23 +117,23 @@ class ExchangeStep:
 
     def depart_back(self, run: Run) -> None:
         """Sends back the gradients of what others sent."""
-        sends: list[Message] = []
-        receives: list[Message] = []
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
         if self.weights:
             run.catch_up()
-        for tag, move in enumerate(self.moves):
+        for move in self.moves:
             # A gathered gradient is complete on every device: each takes what it owns.
             if move.target not in run.live or move.gathers:
                 continue
             grad = run.gradient_so_far(move.target)
             for piece in move.arriving:
                 if piece.peer != move.device:
-                    sends.append((piece.peer, tag, grad[piece.target].contiguous()))
+                    sends.append((piece.peer, grad[piece.target].contiguous()))
             for piece in move.sent:
                 room = torch.empty(piece.shape, dtype=grad.dtype, device=grad.device)
-                receives.append((piece.peer, tag, room))
+                receives.append((piece.peer, room))
         voyage = run.links.depart(sends, receives, busy=True)
-        run.under_way = (voyage, [buffer for _, _, buffer in receives])
+        run.under_way = (voyage, [buffer for _, buffer in receives])
 
     def _arrive_back(self, run: Run) -> None:
         voyage, buffers = run.landing()

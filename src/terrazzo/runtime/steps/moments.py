@@ -40,16 +40,21 @@ class MomentsStep:
         array, local = program.arrays[step.inputs[0]], step.parts[device]
         assert array.boxes is not None
         held = array.boxes[device]
-        self.own = local.reads[0].box.within(held).slices() if local else None
+        self.owns_none = local is None
+        self.own = local.reads[0].box.within(held).slices() if local else ()
+        """Where what is counted lies in what is held; nothing where that is all of it."""
+        if local is not None and local.reads[0].box == held:
+            self.own = ()
+        self.fills = self.place == slice(0, pairs)
 
     def forward(self, run: Run) -> None:
         run.links.where = self.node.title
         x = run.held[self.step.inputs[0]]
-        if self.own is None:
+        if self.owns_none:
             dtype = precise(run.dtype(self.step.inputs[0]))
             part = torch.zeros(self.step.reduction.shape, dtype=dtype, device=run.torch_device)
         else:
-            rows = as_rows(x[self.own], str(self.kind), int(self.groups))  # type: ignore[arg-type]
+            rows = as_rows(self._counted(x), str(self.kind), int(self.groups))  # type: ignore[arg-type]
             part = part_moments(rows)
             if part.shape != self.step.reduction.shape:
                 full = part.new_zeros(self.step.reduction.shape)
@@ -71,11 +76,16 @@ class MomentsStep:
         x, moments = saved
         x = run.held[self.step.inputs[0]] if x is None else x
         grad = run.gradient(self.step.target)
-        if self.own is None:
+        if self.owns_none:
             return
-        grad, moments = grad[:, self.place], moments[:, self.place]
+        if not self.fills:
+            grad, moments = grad[:, self.place], moments[:, self.place]
         level, slope = spread(grad, moments, self._total(grad))
         self._add(run, x, level, slope)
+
+    def _counted(self, x: Tensor) -> Tensor:
+        """Of what is held, what counts; a slice of everything is not free."""
+        return x[self.own] if self.own else x
 
     def _total(self, like: Tensor) -> Tensor:
         """Over how many elements in all; kept, because a copy to a GPU waits for all its work."""
@@ -92,13 +102,16 @@ class MomentsStep:
             run.grads[name] = run.zeros(name) if before is None else before.clone()
             run.exclusive.add(name)
         kind, groups = str(self.kind), int(self.groups)  # type: ignore[arg-type]
-        part = run.grads[name][self.own]
-        rows = as_rows(x[self.own], kind, groups)
+        part = self._counted(run.grads[name])
+        rows = as_rows(self._counted(x), kind, groups)
         flow = as_rows(part, kind, groups)  # a view, unless rows had to be copied together
         level, slope = as_column(level, rows), as_column(slope, rows)
         step = max(1, CACHED // max(1, rows.numel() // rows.shape[1]))
-        for low in range(0, rows.shape[1], step):  # twice over what is still in a cache
-            span = (slice(None), slice(low, low + step))
-            flow[span].addcmul_(rows[span], slope[span]).add_(level[span])
+        if step >= rows.shape[1]:
+            flow.addcmul_(rows, slope).add_(level)
+        else:
+            for low in range(0, rows.shape[1], step):  # twice over what is still in a cache
+                span = (slice(None), slice(low, low + step))
+                flow[span].addcmul_(rows[span], slope[span]).add_(level[span])
         if flow.data_ptr() != part.data_ptr():
             part.copy_(flow.reshape(part.shape))

@@ -35,7 +35,9 @@ class SpreadStep:
 
     def _summed(self, run: Run) -> Tensor:
         """The sum over devices; half precision is summed in float32."""
+        own = self.step.target in run.exclusive
         part = run.gradient(self.step.target)
         if part.dtype in (torch.float32, torch.float64):
-            return run.links.sum(part.contiguous().clone(), meanwhile=run.catch_up)
+            part = part.contiguous() if own else part.contiguous().clone()
+            return run.links.sum(part, meanwhile=run.catch_up)
         return run.links.sum(part.float(), meanwhile=run.catch_up).to(part.dtype)

@@ -47,8 +47,8 @@ class Run:
     input_parts: dict[str, Tensor] = field(default_factory=dict)
     exclusive: set[str] = field(default_factory=set)
     """Gradients in memory of our own, which may be overwritten."""
-    versions: Mapping[str, int] = field(default_factory=dict)
-    """How often the arrays that are kept for the backward pass have been written so far."""
+    watched: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    """Arrays that are read again on the way back, and how often they had been written before."""
     later: list[Callable[[], None]] = field(default_factory=list)
     """Gradients of weights still to be made, in order: work for the time messages take."""
     live: frozenset[str] = frozenset()
@@ -108,6 +108,10 @@ class Run:
         if self.room is not None:
             sizes = (self.box(name).size * self.dtype(name).itemsize for name in wanted)
             self.room.ease(sum(sizes))
+
+    def watch(self, arrays: Mapping[str, Tensor]) -> None:
+        """Whether these are changed before the way back is noticed."""
+        self.watched += [(name, tensor, tensor._version) for name, tensor in arrays.items()]
 
     def catch_up(self) -> None:
         """Makes the gradients that had to wait."""

@@ -1,0 +1,204 @@
+"""Derivatives: operators with their gradients written out, for steps that do without autograd.
+
+Autograd serves every operator, and asks its price for each: nodes, edges, an engine that is started
+for every piece between two messages. Networks of many small layers spend more on that than on their
+arithmetic. The few operators that they consist of stand here with what they keep and what flows
+back, in the very calls of ATen that autograd would make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from terrazzo.graph.rules.norms import BATCH
+from terrazzo.runtime.convolution import OP as CONVOLUTION
+from terrazzo.runtime.convolution import flow_back
+from terrazzo.runtime.norms import fixed, fixed_flow, own_moments, own_moments_flow
+from terrazzo.runtime.operators import Operator
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.steps.step import Run
+
+Flows = Sequence[Tensor | None]
+"""By input: its gradient, where it is wanted."""
+
+aten = torch.ops.aten
+
+
+class Derivative(Protocol):
+    """One operator with its gradient; ``fresh``: that lies in memory of its own.
+
+    ``keeps`` says how many of its inputs, the first ones, are read again in the backward pass.
+    """
+
+    fresh: bool
+    keeps: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """The result, and what ``backward`` needs of it."""
+        ...
+
+    def backward(self, run: Run, grad: Tensor, kept: Any) -> Flows: ...
+
+
+class Activation:
+    """One input; ``back`` makes its gradient from what is kept: the result, or the input."""
+
+    fresh = True
+
+    def __init__(self, call: Operator, back: Callable[..., Tensor], *, of_result: bool) -> None:
+        self._call, self._back, self._of_result = call.call, back, of_result
+        self.keeps = 0 if of_result else 1
+        if of_result and call.may_overwrite:
+            self._call = OVERWRITING.get(call.op, call.call)
+        self._arguments = call.args[1:]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        result: Tensor = self._call(tensors[0], *self._arguments)
+        return result, result if self._of_result else tensors[0]
+
+    def backward(self, run: Run, grad: Tensor, kept: Tensor) -> Flows:
+        return (self._back(grad, kept, *self._arguments),)
+
+
+class Sum:
+    """The sum of two maps; one may be broadcast."""
+
+    fresh, keeps = False, 0
+
+    def __init__(self, wanted: Sequence[bool]) -> None:
+        self._wanted = wanted
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[torch.Size]]:
+        one, other = tensors
+        return one + other, (one.shape, other.shape)
+
+    def backward(self, run: Run, grad: Tensor, kept: Sequence[torch.Size]) -> Flows:
+        return [
+            (grad if grad.shape == shape else grad.sum_to_size(shape)) if wanted else None
+            for shape, wanted in zip(kept, self._wanted, strict=True)
+        ]
+
+
+class Convolution:
+    """Its weights' gradients wait if ``late`` names them."""
+
+    fresh, keeps = True, 2
+
+    def __init__(self, call: Operator, wanted: Sequence[bool], late: Sequence[str]) -> None:
+        _, _, bias, *how = call.args
+        self._has_bias = bias is not None
+        self._how = tuple(how)
+        self._flows, self._mask = wanted[0], [*wanted, *[False] * (3 - len(wanted))]
+        self._late = tuple(late) if self._has_bias else tuple(late)[:1]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        x, weight = tensors[0], tensors[1]
+        bias = tensors[2] if self._has_bias else None
+        return torch.conv2d(x, weight, bias, *self._how), (x, weight)
+
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor]) -> Flows:
+        stride, padding, dilation, groups = self._how
+        how = (stride, padding, dilation, False, (0, 0), groups)
+        if self._late:
+            return (flow_back(run, grad, kept, how=how, names=self._late, flows=self._flows),)
+        found: Flows = aten.convolution_backward.default(
+            grad, *kept, [grad.shape[-3]], *how, self._mask
+        )
+        return found
+
+
+class Normalisation:
+    """A batch norm with known statistics."""
+
+    fresh = True
+
+    def __init__(self, call: Operator, wanted: Sequence[bool]) -> None:
+        _, _, weight, bias, self._eps, _, _ = call.args
+        self._has = (weight is not None, bias is not None)
+        self.keeps = 3 if self._has[0] else 2
+        self._flows = wanted[0]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
+        x, moments, *affine = tensors
+        weight = affine[0] if self._has[0] else None
+        bias = affine[-1] if self._has[1] else None
+        return fixed(x, moments, (weight, bias), self._eps), (x, moments, weight)
+
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Any, ...]) -> Flows:
+        x, moments, weight = kept
+        gx, flow, gw, gb = fixed_flow(grad, x, moments, weight, self._eps, flows=self._flows)
+        return (gx, flow, *(part for part, has in zip((gw, gb), self._has, strict=True) if has))
+
+
+class Statistics:
+    """Mean and variance of channels that a device has all of."""
+
+    fresh, keeps = True, 1
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        (x,) = tensors
+        found = own_moments(x)
+        return found, (x, found)
+
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor]) -> Flows:
+        return (own_moments_flow(grad, *kept),)
+
+
+def _back_of_relu(grad: Tensor, result: Tensor) -> Tensor:
+    found: Tensor = aten.threshold_backward.default(grad, result, 0)
+    return found
+
+
+def _back_of_leaky_relu(grad: Tensor, result: Tensor, slope: float = 0.01) -> Tensor:
+    found: Tensor = aten.leaky_relu_backward.default(grad, result, slope, True)
+    return found
+
+
+def _back_of_hardtanh(grad: Tensor, result: Tensor, low: float = -1, high: float = 1) -> Tensor:
+    found: Tensor = aten.hardtanh_backward.default(grad, result, low, high)
+    return found
+
+
+OF_RESULT: dict[str, Callable[..., Tensor]] = {
+    "aten.relu.default": _back_of_relu,
+    "aten.leaky_relu.default": _back_of_leaky_relu,
+    "aten.hardtanh.default": _back_of_hardtanh,
+    "aten.sigmoid.default": aten.sigmoid_backward.default,
+}
+OF_INPUT: dict[str, Callable[..., Tensor]] = {
+    "aten.silu.default": aten.silu_backward.default,
+    "aten.hardswish.default": aten.hardswish_backward.default,
+    "aten.hardsigmoid.default": aten.hardsigmoid_backward.default,
+}
+
+
+OVERWRITING: dict[str, Callable[..., Tensor]] = {"aten.hardtanh.default": aten.hardtanh_.default}
+"""Those that only here overwrite their input: autograd would copy it first, for the gradient."""
+
+
+def derivative(call: Operator, *, wanted: Sequence[bool], late: Sequence[str]) -> Derivative | None:
+    """The operator with its gradient; None where that is left to autograd.
+
+    ``wanted`` says which inputs carry a gradient, ``late`` names those of a convolution that wait.
+    """
+    op, args = call.op, call.args
+    if op in OF_RESULT:
+        if op == "aten.leaky_relu.default" and any(slope < 0 for slope in args[1:]):
+            return None  # its sign is lost in the result
+        return Activation(call, OF_RESULT[op], of_result=True)
+    if op in OF_INPUT:
+        return Activation(call, OF_INPUT[op], of_result=False)
+    if op == "aten.add.Tensor" and len(wanted) == 2 and all(alpha == 1 for alpha in args[2:]):
+        return Sum(wanted)
+    if op == CONVOLUTION and len(args) == 7:
+        return Convolution(call, wanted, late)
+    if op == "terrazzo.normalize" and args[5] == BATCH:
+        return Normalisation(call, wanted)
+    if op == "terrazzo.moments" and args[1] == BATCH:
+        return Statistics()
+    return None

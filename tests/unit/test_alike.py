@@ -1,0 +1,79 @@
+"""Devices of one kind are planned as equals, others as what they are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import median
+
+from terrazzo.measure.timing import stretched
+from terrazzo.planner.alike import NEAR, levelled, speed
+from terrazzo.planner.guess import Figures, guessed
+from terrazzo.records.profile import DeviceProfile, Profile
+
+MIB = 1 << 20
+
+
+def measured(*factors: float, noise: float = 0.0) -> Profile:
+    """Devices of one make, slower than the first by factors, each box off by chance."""
+    drawn = random.Random(3)
+    figures = [Figures(f"board-{place}", 7e9, 900 * MIB, 94e6 / 8) for place in range(len(factors))]
+    profile = guessed(figures)
+    devices = [
+        slowed(replace(device, machine=profile.devices[0].machine), factor, drawn, noise)
+        for device, factor in zip(profile.devices, factors, strict=True)
+    ]
+    return replace(profile, devices=tuple(devices))
+
+
+def slowed(
+    device: DeviceProfile, factor: float, drawn: random.Random, noise: float
+) -> DeviceProfile:
+    timings = tuple(
+        stretched(timing, factor * drawn.uniform(1, 1 + noise)) for timing in device.timings
+    )
+    return replace(device, timings=timings, seconds_per_cpu_s=factor)
+
+
+def test_noise_between_devices_of_one_kind_is_gone_and_its_middle_stays() -> None:
+    profile = measured(1.0, 1.05, 0.97, 1.1, 1.02, 0.99, noise=0.1)
+    found = levelled(profile)
+    assert len({device.timings for device in found.devices}) == 1
+    assert [device.name for device in found.devices] == [d.name for d in profile.devices]
+    assert found.devices[0].seconds_per_cpu_s == median(
+        device.seconds_per_cpu_s for device in profile.devices
+    )
+    assert min(map(speed, profile.devices)) < speed(found.devices[0])
+    assert speed(found.devices[0]) < max(map(speed, profile.devices))
+
+
+def test_a_device_that_is_really_slower_stays_so() -> None:
+    profile = measured(1.0, 1.0, 1 + 2 * NEAR)
+    found = levelled(profile).devices
+    assert found[0].timings == found[1].timings != found[2].timings
+    assert speed(found[2]) == speed(profile.devices[2])
+
+
+def test_devices_of_another_make_are_never_taken_together() -> None:
+    profile = measured(1.0, 1.01)
+    other = replace(profile.devices[1].machine, processor="something else")
+    devices = (profile.devices[0], replace(profile.devices[1], machine=other))
+    assert levelled(replace(profile, devices=devices)).devices == devices
+
+
+def test_what_only_one_had_time_to_measure_counts_for_all() -> None:
+    profile = measured(1.0, 1.02)
+    short = replace(profile.devices[1], timings=profile.devices[1].timings[:-1])
+    found = levelled(replace(profile, devices=(profile.devices[0], short)))
+    loads = [{timing.load for timing in device.timings} for device in found.devices]
+    assert loads[0] == loads[1] == {t.load for t in profile.devices[0].timings}
+
+
+def test_limits_of_memory_stay_each_devices_own() -> None:
+    profile = measured(1.0, 1.0)
+    small = replace(profile.devices[1], memory_bytes=300 * MIB)
+    found = levelled(replace(profile, devices=(profile.devices[0], small)))
+    assert [device.memory_bytes for device in found.devices] == [
+        profile.devices[0].memory_bytes,
+        300 * MIB,
+    ]

@@ -1,0 +1,75 @@
+"""Gradients that are written out: the same as those of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from terrazzo.records import Ref
+from terrazzo.runtime.derivatives import derivative
+from terrazzo.runtime.operators import Operator
+
+X, Y = Ref("x"), Ref("y")
+NORM = (X, Ref("moments"), Ref("weight"), Ref("bias"), 1e-3, "batch", 0)
+SHAPES: dict[str, Sequence[tuple[int, ...]]] = {
+    "terrazzo.normalize": [(2, 3, 5, 4), (2, 3), (3,), (3,)],
+    "aten.add.Tensor": [(2, 3, 5, 4), (2, 3, 1, 1)],
+    "aten.conv2d.default": [(2, 4, 5, 6), (6, 2, 3, 3), (6,)],
+}
+CASES: list[tuple[str, tuple[Any, ...]]] = [
+    ("aten.relu.default", (X,)),
+    ("aten.hardtanh.default", (X, 0.0, 6.0)),
+    ("aten.hardtanh.default", (X,)),
+    ("aten.leaky_relu.default", (X, 0.1)),
+    ("aten.sigmoid.default", (X,)),
+    ("aten.silu.default", (X,)),
+    ("aten.hardswish.default", (X,)),
+    ("aten.hardsigmoid.default", (X,)),
+    ("aten.add.Tensor", (X, Y)),
+    ("aten.conv2d.default", (X, Y, Ref("b"), (2, 1), (1, 0), (1, 1), 2)),
+    ("aten.conv2d.default", (X, Y, None, (1, 1), (1, 1), (2, 1), 2)),
+    ("terrazzo.normalize", NORM),
+    ("terrazzo.moments", (X, "batch", 0)),
+]
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+@pytest.mark.parametrize(("op", "args"), CASES)
+def test_as_autograd(op: str, args: tuple[Any, ...], overwrites: bool) -> None:
+    torch.manual_seed(0)
+    shapes = SHAPES.get(op, [(2, 3, 5, 4)])[: sum(isinstance(a, Ref) for a in args)]
+    tensors = [torch.randn(shape, dtype=torch.float64) * 4 for shape in shapes]
+    if op == "terrazzo.normalize":
+        tensors[1] = tensors[1].abs() + 0.1
+    entered = [tensor.clone().requires_grad_() for tensor in tensors]
+    right: Tensor = Operator(op, args)(entered, lambda *_: None)  # type: ignore[arg-type, return-value]
+    grad = torch.randn(right.shape, dtype=torch.float64)
+    expected = torch.autograd.grad(right, entered, grad)
+    call = Operator(op, args)
+    if overwrites:
+        call.overwrite()
+    written = derivative(call, wanted=[True] * len(shapes), late=())
+    assert written is not None
+    result, kept = written.forward([tensor.clone() for tensor in tensors])
+    torch.testing.assert_close(result, right.detach(), rtol=1e-13, atol=1e-13)
+    found = written.backward(None, grad, kept)  # type: ignore[arg-type]
+    for one, other in zip(found, expected, strict=False):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_falling_leaky_relu_is_left_to_autograd() -> None:
+    call = Operator("aten.leaky_relu.default", (X, -0.1))
+    assert derivative(call, wanted=[True], late=()) is None
+
+
+def test_only_what_flows_is_computed() -> None:
+    call = Operator("aten.conv2d.default", (X, Y, None, (1, 1), (0, 0), (1, 1), 1))
+    written = derivative(call, wanted=[False, True], late=())
+    assert written is not None
+    result, kept = written.forward([torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)])
+    flows = written.backward(None, torch.ones_like(result), kept)  # type: ignore[arg-type]
+    assert flows[0] is None and flows[1] is not None
