@@ -340,7 +340,7 @@ def test_an_estimate_follows_processor_time():
 
 
 def test_the_work_of_processes_that_load_data_is_counted():
-    """It is a child's child that spends a fifth of a second."""
+    """It is a child's child that spends a fifth of a second; the kernel counts in hundredths."""
     busy_s = family_busy_s()
     before_s = busy_s()
     burn = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True); input()"
@@ -352,7 +352,7 @@ def test_the_work_of_processes_that_load_data_is_counted():
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()  # it has burnt its time, and lives
         alive_s = busy_s()
-        assert alive_s - before_s >= 0.2
+        assert alive_s - before_s > 0.185
         process.communicate("\n")
     assert busy_s() >= alive_s  # nor is it lost when it has gone
 
