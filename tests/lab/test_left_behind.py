@@ -97,6 +97,21 @@ def test_when_its_process_is_ended(tmp_path: Path, number: int) -> None:
     assert not any(map(is_running, inside))
 
 
+def test_when_its_process_takes_its_time_to_die(tmp_path: Path) -> None:
+    """The files of a process close before it counts as dead; here it lives on for a second."""
+    maker = """if True:
+        import os, pathlib, subprocess, sys, time
+        from terrazzo.lab import state
+        folder = pathlib.Path(sys.argv[1])
+        (folder / f"lab-{state.new_name()}.json").touch()
+        janitor = [sys.executable, "-m", "terrazzo.lab.janitor", str(folder), str(os.getpid())]
+        subprocess.Popen(janitor, stdin=subprocess.PIPE, start_new_session=True).stdin.close()
+        time.sleep(1)
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", maker, str(tmp_path)], check=True)
+    assert until(lambda: not list(tmp_path.glob("lab-*.json")))
+
+
 def test_when_nobody_was_left_to_clean_up(tmp_path: Path) -> None:
     others = set(janitors())
     process, lab = start(tmp_path)

@@ -35,6 +35,8 @@ KNOBS = "TERRAZZO_KNOBS"
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
 PORT = 29500
+IN_ORDER = b"."
+"""What the janitor reads when a lab was closed, and not just left."""
 """Nobody else lives in the first device's namespace: any port is free."""
 
 
@@ -70,7 +72,7 @@ class LabHosts(RunningLab):
             try:
                 hosts.close()
             finally:
-                janitor.communicate()
+                janitor.communicate(IN_ORDER)
 
     @classmethod
     def _make(cls, topology: Topology, folder: Path) -> LabHosts:
@@ -298,7 +300,7 @@ def _free_bytes() -> int:
 def _start_janitor(folder: Path) -> subprocess.Popen[bytes]:
     """Outlives this process; a session of its own keeps it from the terminal's Ctrl-C."""
     return subprocess.Popen(
-        [sys.executable, "-m", "terrazzo.lab.janitor", str(folder)],
+        [sys.executable, "-m", "terrazzo.lab.janitor", str(folder), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

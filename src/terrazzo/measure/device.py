@@ -15,6 +15,7 @@ from terrazzo.measure.basics import (
     update_s_per_element,
 )
 from terrazzo.measure.key import power_state
+from terrazzo.measure.kin import ALONE, Share
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import keep_memory, smaller, stretched, time_trial
 from terrazzo.measure.trials import Trial, trials
@@ -29,6 +30,8 @@ CALLS = 6
 """Of a trial that is long: three directions, twice each."""
 CHEAP_FLOPS = 30
 """What an element of other operators counts as, in operations of a product."""
+COMMON = 1.0
+"""Trials of a lower rank are timed by all devices, also by those that share the rest."""
 FIRST_ROUND = 0.85
 """Part of the budget after which no new trial begins; the rest is for those in doubt."""
 LARGEST_PART = 0.15
@@ -45,11 +48,12 @@ FIRST_GUESS_FLOPS_PER_S = 2e9
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a device is called, may use, and how long it may measure."""
+    """What a device is called, may use, how long it may measure, and who else does."""
 
     name: str
     memory_bytes: int
     budget_s: float
+    share: Share = ALONE
 
 
 def warm_up() -> None:
@@ -71,7 +75,7 @@ def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> De
     calls, copied = calls_s(watch), copy_bytes_per_s(watch)
     updates, fresh = update_s_per_element(watch), fresh_s_per_byte()
     chosen = [t for t in trials(graph) if _fits(t, memory_bytes)]
-    timings = _timed(chosen, watch, terms.budget_s, say)
+    timings = _timed(chosen, watch, terms, say)
     stretch = watch.stretch
     return DeviceProfile(
         name=terms.name,
@@ -91,7 +95,7 @@ def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> De
 
 
 def _timed(
-    chosen: Sequence[Trial], watch: Stopwatch, budget_s: float, say: Callable[[str], None]
+    chosen: Sequence[Trial], watch: Stopwatch, terms: Terms, say: Callable[[str], None]
 ) -> list[Timing]:
     """The trials in their order, without those for which there is no time left.
 
@@ -99,15 +103,14 @@ def _timed(
     nearer to the truth: what looks too slow beside its family is timed again, and where there is
     still time left, everything is.
     """
-    session = _Session(chosen, watch, budget_s)
-    session.run(range(len(chosen)), FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
+    session = _Session(chosen, watch, terms.budget_s)
+    order = terms.share.order(len(chosen), sum(trial.rank < COMMON for trial in chosen))
+    session.run(order, FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
     known = list(session.found)
     again = doubtful([session.found[place] for place in known])
     session.run([known[place] for place in again], 1.0, lambda n: say("operators: in doubt"))
     session.run(known, 1.0, lambda n: say(f"operators, again: {n} of {len(known)}"))
-    session.run(
-        [place for place in range(len(chosen)) if place not in session.found], 1.0, lambda n: None
-    )
+    session.run([place for place in order if place not in session.found], 1.0, lambda n: None)
     return list(session.found.values())
 
 

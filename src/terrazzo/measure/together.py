@@ -14,6 +14,7 @@ from dataclasses import asdict
 from terrazzo.errors import TerrazzoError
 from terrazzo.measure.device import Terms, measure_device, warm_up
 from terrazzo.measure.key import profile_key
+from terrazzo.measure.kin import kin
 from terrazzo.measure.links import measure_network
 from terrazzo.measure.timing import free_memory
 from terrazzo.records import Graph, document
@@ -35,8 +36,8 @@ def measure_together(
 ) -> Profile | str:
     """A profile of all devices, or why there is none; the same on all."""
     name = f"device{links.members[links.device]}"
-    terms = Terms(name, ceiling_bytes(), budget_s)
     warm_up()
+    terms = Terms(name, ceiling_bytes(), budget_s, kin(links))
     try:
         own = json.dumps(asdict(measure_device(graph, terms, say)))
     except (TerrazzoError, RuntimeError, MemoryError) as error:  # torch's words for little memory

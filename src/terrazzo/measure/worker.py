@@ -13,6 +13,7 @@ from terrazzo.errors import TerrazzoError
 from terrazzo.measure.device import Terms, measure_device, warm_up
 from terrazzo.measure.draw import with_watts
 from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
+from terrazzo.measure.kin import kin
 from terrazzo.measure.links import measure_network
 from terrazzo.records import document
 from terrazzo.runtime.links import connect
@@ -39,7 +40,8 @@ def _measure(folder: Path) -> None:
     say(READY)
     while not go_path(folder).exists():
         time.sleep(POLL_S)
-    terms = Terms(job.names[links.device], job.memory_bytes[links.device], job.budget_s)
+    name, memory_bytes = job.names[links.device], job.memory_bytes[links.device]
+    terms = Terms(name, memory_bytes, job.budget_s, kin(links))
     own = with_watts(lambda: measure_device(graph, terms, say), os.environ, links.device)
     network = measure_network(links, say) if links.devices > 1 else None
     found = links.gather_text(json.dumps(asdict(own)))

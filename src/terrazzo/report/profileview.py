@@ -79,10 +79,12 @@ def _show_devices(kind: Sequence[DeviceProfile], screen: Screen) -> None:
         )
         + " per weight."
     )
-    if first.left_out:
+    sizes = first.left_out + len(first.timings)
+    timed = {timing.load for device in kind for timing in device.timings}
+    if len(timed) < sizes:
         screen.line(
-            f"{count_text(first.left_out, 'size')} of {first.left_out + len(first.timings)} left "
-            "out because time was up; --seconds gives more."
+            f"{count_text(sizes - len(timed), 'size')} of {sizes} left out because time was up; "
+            "--seconds gives more."
         )
 
 
