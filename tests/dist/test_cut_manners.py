@@ -128,9 +128,25 @@ def looked_at(net: nn.Module) -> list[float]:
     return [float(number) for number in found]
 
 
+def of_nothing_and_of_no_number(net: nn.Module) -> list[float]:
+    """The gradient of a norm of zeros is zero, and one NaN is the largest of all."""
+    weight = net[0].weight
+    with torch.no_grad():
+        weight.zero_()
+    weight.norm().backward()
+    assert weight.grad is not None
+    found = [float(weight.grad.abs().sum())]
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    found += [float(weight.max().isnan()), float(weight.norm(float("inf")).isnan())]
+    with torch.no_grad():
+        weight.fill_(1.0)
+    return found
+
+
 SAME: tuple[Act, ...] = (
     mean_squares, decay_of_some, added_up, hooked, extremes_in_a_loss, thawed, averaged_by_hand,
-    scaled, looked_at,
+    scaled, looked_at, of_nothing_and_of_no_number,
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -134,3 +135,24 @@ def test_whatever_else_goes_wrong_is_told_to_who_waits() -> None:
     first, _ = lines((0, 1), hired(0, 1))
     with pytest.raises(WireError, match="carrying failed: KeyError: 7"):
         first.carry([(7, torch.ones(1))], []).wait(WAIT_S)
+
+
+def test_what_comes_after_it_was_closed_fails_at_once() -> None:
+    couriers = hired(0, 1)
+    one, _ = lines((0, 1), couriers)
+    couriers[0].close()
+    OPEN.remove(couriers[0])
+    with pytest.raises(WireError, match="has left the others"):
+        one.sum(torch.ones(3)).wait(WAIT_S)
+
+
+def test_a_job_that_is_done_lets_its_tensors_go() -> None:
+    ends = lines((0, 1), hired(0, 1))
+    tensors = [torch.ones(1000) for _ in ends]
+    waited([end.sum(tensor) for end, tensor in zip(ends, tensors, strict=True)])
+    left = [weakref.ref(tensor) for tensor in tensors]
+    del tensors
+    end_s = time.monotonic() + WAIT_S
+    while any(one() is not None for one in left) and time.monotonic() < end_s:
+        time.sleep(0.01)  # the thread leaves its last call a moment after the waiter woke up
+    assert [one() for one in left] == [None, None]

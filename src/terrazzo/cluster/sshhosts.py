@@ -296,7 +296,7 @@ class SshHosts:
         cluster = replace(self._grown, devices=self._grown.devices[: len(facts)])
         if wrong := [one for one in findings(cluster, facts) if one.fatal]:
             raise one_line([HostError(str(one)) for one in wrong])
-        self.facts = facts
+        self.facts[device : device + 1] = [fact]  # others may be prepared at the same time
         self._bring(device)
         if self._veil is not None:  # its end is gone with the connection
             self._veil.mend(device, connection.ssh, fact.address(connection.ssh.device))

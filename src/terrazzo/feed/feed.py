@@ -144,7 +144,8 @@ class Feed:
                 yield fed.batch
         finally:
             for posted in (self._posted, self.many.posted):
-                if posted is not None:  # the loop was left; what is under way must arrive
+                # The loop was left: what is under way must arrive, if all are still there.
+                if posted is not None and posted.epoch == self.links.epoch:
                     with suppress(RunError):
                         posted.land()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Flows = Sequence[Tensor | None]
 """By input: its gradient, where it is wanted."""
+Form = tuple[torch.Size, torch.dtype]
 
 aten = torch.ops.aten
 
@@ -32,11 +33,13 @@ aten = torch.ops.aten
 class Derivative(Protocol):
     """One operator with its gradient; ``fresh``: that lies in memory of its own.
 
-    ``keeps`` says how many of its inputs, the first ones, are read again in the backward pass.
+    ``keeps`` says how many of its inputs, the first ones, are read again in the backward pass, and
+    ``keeps_result`` whether its result is.
     """
 
     fresh: bool
     keeps: int
+    keeps_result: bool
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The result, and what ``backward`` needs of it."""
@@ -52,7 +55,7 @@ class Activation:
 
     def __init__(self, call: Operator, back: Callable[..., Tensor], *, of_result: bool) -> None:
         self._call, self._back, self._of_result = call.call, back, of_result
-        self.keeps = 0 if of_result else 1
+        self.keeps, self.keeps_result = int(not of_result), of_result
         if of_result and call.may_overwrite:
             self._call = OVERWRITING.get(call.op, call.call)
         self._arguments = call.args[1:]
@@ -68,32 +71,34 @@ class Activation:
 class Sum:
     """The sum of two maps; one may be broadcast."""
 
-    fresh, keeps = False, 0
+    fresh, keeps, keeps_result = False, 0, False
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self._wanted = wanted
 
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[torch.Size]]:
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Form]]:
         one, other = tensors
-        return one + other, (one.shape, other.shape)
+        return one + other, ((one.shape, one.dtype), (other.shape, other.dtype))
 
-    def backward(self, run: Run, grad: Tensor, kept: Sequence[torch.Size]) -> Flows:
+    def backward(self, run: Run, grad: Tensor, kept: Sequence[Form]) -> Flows:
         return [
-            (grad if grad.shape == shape else grad.sum_to_size(shape)) if wanted else None
-            for shape, wanted in zip(kept, self._wanted, strict=True)
+            (grad if grad.shape == shape else grad.sum_to_size(shape)).to(dtype) if wanted else None
+            for (shape, dtype), wanted in zip(kept, self._wanted, strict=True)
         ]
 
 
 class Convolution:
     """Its weights' gradients wait if ``late`` names them."""
 
-    fresh, keeps = True, 2
+    fresh, keeps, keeps_result = True, 2, False
 
     def __init__(self, call: Operator, wanted: Sequence[bool], late: Sequence[str]) -> None:
         _, _, bias, *how = call.args
         self._has_bias = bias is not None
         self._how = tuple(how)
-        self._flows, self._mask = wanted[0], [*wanted, *[False] * (3 - len(wanted))]
+        # Of channels that several devices sum up, one device adds the bias; the others have none.
+        by_bias = self._has_bias and wanted[2]
+        self._flows, self._mask = wanted[0], [wanted[0], wanted[1], by_bias]
         self._late = tuple(late) if self._has_bias else tuple(late)[:1]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -115,7 +120,7 @@ class Convolution:
 class Normalisation:
     """A batch norm with known statistics."""
 
-    fresh = True
+    fresh, keeps_result = True, False
 
     def __init__(self, call: Operator, wanted: Sequence[bool]) -> None:
         _, _, weight, bias, self._eps, _, _ = call.args
@@ -138,7 +143,7 @@ class Normalisation:
 class Statistics:
     """Mean and variance of channels that a device has all of."""
 
-    fresh, keeps = True, 1
+    fresh, keeps, keeps_result = True, 1, False
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         (x,) = tensors
@@ -154,13 +159,15 @@ def _back_of_relu(grad: Tensor, result: Tensor) -> Tensor:
     return found
 
 
-def _back_of_leaky_relu(grad: Tensor, result: Tensor, slope: float = 0.01) -> Tensor:
-    found: Tensor = aten.leaky_relu_backward.default(grad, result, slope, True)
+def _back_of_leaky_relu(grad: Tensor, kept: Tensor, slope: float = 0.01) -> Tensor:
+    """The result has the sign of the input, so both serve."""
+    found: Tensor = aten.leaky_relu_backward.default(grad, kept, slope, False)
     return found
 
 
-def _back_of_hardtanh(grad: Tensor, result: Tensor, low: float = -1, high: float = 1) -> Tensor:
-    found: Tensor = aten.hardtanh_backward.default(grad, result, low, high)
+def _back_of_hardtanh(grad: Tensor, kept: Tensor, low: float = -1, high: float = 1) -> Tensor:
+    """The result is within its bounds where the input was, so both serve."""
+    found: Tensor = aten.hardtanh_backward.default(grad, kept, low, high)
     return found
 
 
@@ -170,6 +177,8 @@ OF_RESULT: dict[str, Callable[..., Tensor]] = {
     "aten.hardtanh.default": _back_of_hardtanh,
     "aten.sigmoid.default": aten.sigmoid_backward.default,
 }
+OF_BOTH = frozenset({"aten.leaky_relu.default", "aten.hardtanh.default"})
+"""Those of them for which torch keeps the input, which may be kept here too."""
 OF_INPUT: dict[str, Callable[..., Tensor]] = {
     "aten.silu.default": aten.silu_backward.default,
     "aten.hardswish.default": aten.hardswish_backward.default,
@@ -181,21 +190,24 @@ OVERWRITING: dict[str, Callable[..., Tensor]] = {"aten.hardtanh.default": aten.h
 """Those that only here overwrite their input: autograd would copy it first, for the gradient."""
 
 
-def derivative(call: Operator, *, wanted: Sequence[bool], late: Sequence[str]) -> Derivative | None:
+def derivative(
+    call: Operator, *, wanted: Sequence[bool], late: Sequence[str], shown: bool = False
+) -> Derivative | None:
     """The operator with its gradient; None where that is left to autograd.
 
-    ``wanted`` says which inputs carry a gradient, ``late`` names those of a convolution that wait.
+    ``wanted`` says which inputs carry a gradient, ``late`` names those of a convolution that wait;
+    a result that is ``shown`` to the caller may be changed in place where torch keeps the input.
     """
     op, args = call.op, call.args
     if op in OF_RESULT:
         if op == "aten.leaky_relu.default" and any(slope < 0 for slope in args[1:]):
             return None  # its sign is lost in the result
-        return Activation(call, OF_RESULT[op], of_result=True)
+        return Activation(call, OF_RESULT[op], of_result=not (shown and op in OF_BOTH))
     if op in OF_INPUT:
         return Activation(call, OF_INPUT[op], of_result=False)
     if op == "aten.add.Tensor" and len(wanted) == 2 and all(alpha == 1 for alpha in args[2:]):
         return Sum(wanted)
-    if op == CONVOLUTION and len(args) == 7:
+    if op == CONVOLUTION and len(args) == 7 and len(call.shape) != 3:
         return Convolution(call, wanted, late)
     if op == "terrazzo.normalize" and args[5] == BATCH:
         return Normalisation(call, wanted)

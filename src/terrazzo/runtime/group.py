@@ -2,8 +2,9 @@
 
 A gloo transport has a thread that wakes up a hundred times a second, message or not. On a device
 with a tenth of a fast core that is more than one percent of all it can do, for each transport. So
-all groups share the one of the default process group, and call gloo without the layers of
-torch.distributed in between, which take longer than a small message.
+this one shares that of the default process group, and calls gloo without the layers of
+torch.distributed in between, which take longer than a small message. What steps send and sum goes
+over wires; by gloo goes what is told between them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class Group:
 
     def __init__(
         self,
-        name: str,
         members: Sequence[int],
         *,
         store: Store,
@@ -48,19 +48,13 @@ class Group:
         options._devices = default.options._devices
         options._timeout = meeting or limit
         self.limit = limit
-        prefixed = PrefixStore(f"terrazzo/{name}", store)
+        prefixed = PrefixStore("terrazzo", store)
         own = list(members).index(default.rank())
         self._gloo: Any = gloo(prefixed, own, len(members), options)
 
     def abandon(self) -> None:
         """Lets it lie to the end of the process, with whatever its threads wait for."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gloo))
-
-    def sum(self, tensor: Tensor) -> Any:
-        """Starts summing over all members, in place."""
-        options = dist.AllreduceOptions()
-        options.timeout = self.limit
-        return self._gloo.allreduce([tensor], options)
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
         options = dist.BroadcastOptions()

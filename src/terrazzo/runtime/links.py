@@ -103,16 +103,16 @@ class Links(Letters):
         self.store, everybody = store, tuple(range(self.devices))
         before, baseline = connections(), self._baseline or frozenset()
         meeting = None if meeting_s is None else timedelta(seconds=meeting_s)
-        self._small = Group("small", everybody, store=self.store, limit=self.limit, meeting=meeting)
+        self._gloo = Group(everybody, store=self.store, limit=self.limit, meeting=meeting)
         self._circles = {}
         if self.devices > 1:
             try:
                 self._address = own_address(connections() - before - self._lines())
                 self._wire = self._wired("wire", everybody, meeting_s)
+                long, sums = (self._wired(n, everybody, meeting_s) for n in ("long", "sums"))
                 self._courier = Courier()
-                self._long = Line(self._courier, self._wired("long", everybody, meeting_s))
-                sums = Line(self._courier, self._wired("sums", everybody, meeting_s))
-                self._circles[everybody] = sums
+                self._long = Line(self._courier, long)
+                self._circles[everybody] = Line(self._courier, sums)
             except OSError as error:
                 raise RuntimeError(f"connecting to the other devices failed: {error}") from error
         self.sockets, self._baseline = connections() - baseline, None
@@ -207,16 +207,14 @@ class Links(Letters):
         """
         if self.devices == 1:
             return tensor
-        host = to_host(tensor)
         if tensor.nbytes <= SMALL_BYTES:
+            host = to_host(tensor)
             parts = self.gather(host, meanwhile=meanwhile, passing=True)
             return from_host(tensor, torch.sum(parts, 0, out=host))
-        with self._guard():
-            work = self._small.sum(host)
-            self._meanwhile(meanwhile)
-            finish(self, work)
-        self.counters.summed_bytes += tensor.nbytes
-        return from_host(tensor, host)
+        under_way = self.sum_later(tensor)
+        if meanwhile is not None:
+            meanwhile()
+        return under_way.wait()
 
     def sum_later(self, tensor: Tensor, circle: tuple[int, ...] | None = None) -> Pending:
         """Starts a sum in the background, over all devices or some; ``wait`` on what it gives."""
@@ -244,7 +242,7 @@ class Links(Letters):
             data = tensor.view(-1).view(torch.uint8)
             host = to_host(data) if self.device == source else room(data)
             with self._guard():
-                finish(self, self._small.broadcast(host, source))
+                finish(self, self._gloo.broadcast(host, source))
             from_host(data, host)
         return tensor
 
@@ -330,7 +328,7 @@ class Links(Letters):
 
     def abandon(self) -> None:
         """Something sleeps in gloo, and to take its group down would wait for it."""
-        self._small.abandon()
+        self._gloo.abandon()
 
     def _lines(self) -> frozenset[Connection]:
         """Connections of the members' own: one may be made while links are."""
@@ -360,8 +358,8 @@ class Links(Letters):
         if hasattr(self, "_wire"):
             self._wire.close()
             del self._wire
-        if hasattr(self, "_small"):
-            del self._small
+        if hasattr(self, "_gloo"):
+            del self._gloo
         self._circles = {}
 
     def _leave(self) -> None:

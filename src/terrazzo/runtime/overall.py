@@ -68,7 +68,7 @@ def _norm(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
             return x.new_tensor(sum(x.home.everywhere(float(x.count_nonzero()), "norm 0")))
         power = x.abs().pow(order).sum()
         total: Tensor = _Everywhere.apply(power, x.home, f"norm {order:g}")  # type: ignore[no-untyped-call]
-        return total.pow(1.0 / order)
+        return total.pow(1.0 / order) if total.detach() != 0 else total * 0.0
 
 
 def _foreach_norm(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -89,7 +89,7 @@ def _extreme(x: Any, *, largest: bool) -> Any:
         found = nan if any(map(isnan, every)) else (max if largest else min)(every)
         if not (x.requires_grad and torch.is_grad_enabled()):
             return x.new_tensor(found)
-        chosen = x.detach() == found
+        chosen = x.detach().isnan() if isnan(found) else x.detach() == found
         count = sum(x.home.everywhere(float(chosen.sum()), f"count of the {what}"))
         part = torch.where(chosen, x, 0).sum() / max(count, 1)
         return _Everywhere.apply(part, x.home, what)  # type: ignore[no-untyped-call]

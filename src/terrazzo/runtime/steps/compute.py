@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terrazzo.geometry import Box
 from terrazzo.runtime.convolution import OP, can_wait, convolve_late
+from terrazzo.runtime.derivatives import OF_BOTH
 from terrazzo.runtime.operators import Operator, local_operator, whole_operator
 from terrazzo.runtime.steps.step import Piece, Run
 from terrazzo.runtime.steps.tape import Tape, tape
@@ -42,6 +43,8 @@ class ComputeStep:
         self.parameters = frozenset(filter(program.is_parameter, self.inputs))
         self.leaves = tuple(filter(program.is_leaf, self.inputs))
         self.exports = tuple(name for name in made if name in exports)
+        self.shown = frozenset(program.outputs.values())
+        """What the caller gets, who may change it in place."""
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
         self._overwrite_where_safe()
@@ -62,7 +65,8 @@ class ComputeStep:
         for apply, call, drops in zip(self.step.applies, self.operators, self.drops, strict=True):
             source = apply.inputs[0] if apply.inputs else ""
             alone = source in drops and reads[source] == 1  # nobody holds a view of it either
-            if call and alone and made_by.get(source) in FORGETFUL:
+            kept = call and call.op in OF_BOTH and not self.shown.isdisjoint(apply.outputs)
+            if call and alone and not kept and made_by.get(source) in FORGETFUL:
                 call.overwrite()
 
     def forward(self, run: Run) -> None:
@@ -72,10 +76,12 @@ class ComputeStep:
             return
         held, last_use = run.held, self.last_use
         local = {n: held.pop(n) if n in last_use else held[n] for n in self.inputs}
-        run.watch({n: local[n] for n in self.leaves if n in written.keeps})
+        lasting = written.keeps & self.shown.union(self.leaves)
+        run.watch({n: local[n] for n in self.inputs if n in lasting})
         kept = written.forward(run, local)
         for name in self.exports:
             held[name] = local[name]
+        run.watch({n: local[n] for n in self.exports if n in lasting})
         if not run.carriers.isdisjoint(self.exports):
             run.saved[self.index] = kept
 
@@ -93,6 +99,7 @@ class ComputeStep:
                 [(apply, nodes[apply.node], call, drops) for apply, call, drops in parts],
                 run.carriers,
                 lambda names: all(name in self.late for name in names),
+                self.shown,
             )
         return self._tapes[run.carriers]
 

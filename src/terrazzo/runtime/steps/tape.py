@@ -40,8 +40,7 @@ class Tape:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.lines = tuple(lines)
-        kept = (line.inputs[: line.gradient.keeps] for line in lines if line.gradient is not None)
-        self.keeps = frozenset(name for names in kept for name in names)
+        self.keeps = frozenset(name for line in lines for name in _kept(line))
         """What is read again on the way back."""
 
     def forward(self, run: Run, local: dict[str, Tensor]) -> list[Any]:
@@ -95,6 +94,13 @@ class Tape:
         return grads, own
 
 
+def _kept(line: Line) -> tuple[str, ...]:
+    if line.gradient is None:
+        return ()
+    results = line.outputs[:1] if line.gradient.keeps_result else ()
+    return (*line.inputs[: line.gradient.keeps], *results)
+
+
 def _apply(
     line: Line,
     call: Operator,
@@ -137,6 +143,7 @@ def tape(
     applies: Sequence[tuple[Apply, Node, Operator | None, tuple[str, ...]]],
     carriers: frozenset[str],
     may_wait: Callable[[tuple[str, ...]], bool],
+    shown: frozenset[str],
 ) -> Tape | None:
     """Of operators with their nodes and what goes after them; None where autograd has to help."""
     lines = []
@@ -147,7 +154,8 @@ def tape(
             names = apply.inputs[1:]
             waits = apply.locals is not None and can_wait(call) and may_wait(names)
             late = names if waits and any(wanted[1:2]) else ()
-            gradient = derivative(call, wanted=wanted, late=late)
+            is_shown = not shown.isdisjoint(apply.outputs)
+            gradient = derivative(call, wanted=wanted, late=late, shown=is_shown)
             if gradient is None:
                 return None
         returns = () if call is None else tuple(_place(*how) for how in call.prepare)
