@@ -255,7 +255,9 @@ class Links(Letters):
         """Does something else, which is work of its own although messages are on their way."""
         if work is not None:
             begin = time.perf_counter()
+            self.waits = False
             work()
+            self.waits = True
             self.counters.away_s -= time.perf_counter() - begin
 
     # ---- losing each other -------------------------------------------------------------
