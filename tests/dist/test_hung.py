@@ -14,7 +14,7 @@ from test_recovery import DATA, Found, X, agreed, told
 import terrazzo as tz
 from terrazzo.runtime.links import connect
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 LIMIT_S = 6.0
 

@@ -336,7 +336,7 @@ def check_end(world: World, first: World) -> None:
     """Those who can go on have done so, all of them, and finished the operation.
 
     That is asked of each view by itself: who is cut off from all that know of a newer one cannot
-    go on in it. Who is not was told of it. Where a single thing has gone wrong nobody else is lost
+    go on in it. Who is not was told of it. Where a single thing has happened nobody else is lost
     who is well and reaches all others that are.
     """
     devices = [KNOWN[at] for at in world.devices]
@@ -344,7 +344,7 @@ def check_end(world: World, first: World) -> None:
     here = [device for device in well if not devices[device].seat.is_out]
     before = KNOWN[first.devices[0]].seat.view
     enough = tuple(device for device in before.members if device in well)
-    is_single = sum(first.budget._replace(ticks=0, guests=0)) == 1
+    is_single = sum(first.budget._replace(ticks=0)) == 1
     if is_single and is_group(enough, before, world):
         for device in enough:
             assert device in here and devices[device].done == LAST, f"{devices[device]} is lost"
