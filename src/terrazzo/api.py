@@ -87,10 +87,11 @@ def init(
             raise UsageError(f"reader={reader}: devices are numbered from 0 to {links.devices - 1}")
         if os.environ.get(RECOVER) == "1" if recover is None else recover:
             watch(links, tie=reader or 0, credentials=credentials, name=name)
-            tell_losses_shortly()
         elif has_joined and links.device == 0 and recover is None and RECOVER not in os.environ:
             say = told_without(os.environ, links.devices)
             print(f"terrazzo: {say}", file=sys.stderr, flush=True)
+    if links.devices > 1 or links.later is not None:
+        tell_losses_shortly()
     links.members_file = Path(members) if members else None
     links.reader = links.reader if reader is None else reader
     if os.environ.get(RESUME):

@@ -27,7 +27,7 @@ from terrazzo.records.layout import AXES
 from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
-from terrazzo.records.units import seconds_text
+from terrazzo.records.units import count_text, seconds_text
 from terrazzo.runtime.ceiling import ceiling_bytes, is_small
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pace import Foreseen
@@ -284,7 +284,7 @@ class Planner:
                 letter["compute_s"] = prediction and prediction.net_compute_s
                 if prediction is not None and self._is_new:
                     _say(
-                        f"planned: {len(plan.groups)} groups of layers, "
+                        f"planned: {count_text(len(plan.groups), 'group')} of layers, "
                         f"{seconds_text(prediction.step_s)} a step predicted"
                     )
                 self._is_new = False

@@ -25,6 +25,12 @@ from strike import strike
 
 __all__ = ["Fate", "die", "fates", "strike"]
 
+LAST_S = 200.0
+"""When all must have ended: only what hangs takes so long, however busy the machine is."""
+PATIENT_S = 20.0
+"""How long a device may be silent where a test says nothing else: many share a few cores here, and
+one that only gets none for a while must not be taken for lost."""
+
 
 def die(number: int = signal.SIGKILL) -> None:
     os.kill(os.getpid(), number)
@@ -49,7 +55,9 @@ def _live(
     from exports import keep_exports
 
     import terrazzo as tz
+    from terrazzo.members import health
 
+    health.LEAST_SILENT_S = PATIENT_S
     torch.set_num_threads(1)
     keep_exports(exports)
     path, name, args = call
@@ -104,7 +112,7 @@ def fates(
         start(devices, {**later, "TERRAZZO_JOIN": "1", "GLOO_SOCKET_IFNAME": "lo"})
         devices += 1
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LAST_S
         waited = [device for device in range(devices) if device in pipes]
         return [
             Fate("silent") if device in ignoring else _fate(pipes[device], deadline)

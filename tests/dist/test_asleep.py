@@ -50,5 +50,5 @@ def hung_up() -> dict[str, Any]:
 
 def test_nobody_sleeps_on_when_connections_are_hung_up() -> None:
     found = fates(3, hung_up, timeout_s=600)
-    assert all(fate.what["longest_s"] < 15 for fate in found), found
+    assert all(fate.what["longest_s"] < 60 for fate in found), found
     assert all(fate.what["regrouped"] >= TIMES / 2 for fate in found), "nothing was tried"

@@ -19,7 +19,7 @@ from torch import nn
 import terrazzo as tz
 from terrazzo.errors import UsageError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS = 3
 

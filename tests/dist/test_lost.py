@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ import terrazzo as tz
 from terrazzo.errors import LaunchError, RunError
 from terrazzo.runtime.start import join
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 
 X, Y = batches(1)[0]
 
@@ -36,9 +37,15 @@ def loop(net: nn.Module, steps: int = 4) -> None:
         F.cross_entropy(net(X), Y).backward()
 
 
-def killed(device: int, method: str, number: int = signal.SIGKILL) -> None:
+def killed(
+    device: int, method: str, number: int = signal.SIGKILL, limit_s: float | None = None
+) -> None:
+    """``limit_s`` is that of all waits after the start, which may take longer."""
     net = tz.parallelize(model(), (X,))
     loop(net, 1)
+    if limit_s is not None:
+        net.links.timeout_s = net.links._wire.timeout_s = limit_s
+        net.links.store.set_timeout(timedelta(seconds=limit_s))
     if net.links.device == device:
         strike(net.links, method, lambda: die(number), at=2)
     loop(net)
@@ -72,14 +79,14 @@ def test_nobody_else_is_named() -> None:
 
 
 def test_a_stopped_device_is_named_after_the_timeout() -> None:
-    found = fates(3, killed, 1, "depart", signal.SIGSTOP, timeout_s=10, ignoring=[1])
+    found = fates(3, killed, 1, "depart", signal.SIGSTOP, 10.0, timeout_s=60, ignoring=[1])
     assert [fate.kind for fate in found] == ["raised", "silent", "raised"]
     told(found, "device 1")
 
 
 def test_a_stopped_device_0_is_named_too() -> None:
     """Also where it is the one that everybody meets at."""
-    found = fates(2, killed, 0, "depart", signal.SIGSTOP, timeout_s=10, ignoring=[0])
+    found = fates(2, killed, 0, "depart", signal.SIGSTOP, 10.0, timeout_s=60, ignoring=[0])
     assert [fate.kind for fate in found] == ["silent", "raised"]
     told(found, "device 0")
 

@@ -18,9 +18,10 @@ import terrazzo as tz
 from terrazzo.members import health
 from terrazzo.runtime.links import connect
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 STEPS = 6
+SILENT_S = 5.0
 DATA = batches(STEPS)
 X, Y = DATA[0]
 Found = dict[str, Any]
@@ -57,12 +58,12 @@ def agreed(found: list[Fate], members: tuple[int, ...]) -> None:
     assert len({fate.what["calls"] for fate in done.values()}) == 1
 
 
-def training(device: int, method: str, at: int, number: int = signal.SIGKILL) -> Found:
+def training(device: int, method: str, at: int) -> Found:
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     if net.links.device == device:
-        strike(net.links, method, lambda: die(number), at=at)
+        strike(net.links, method, die, at=at)
     return told(net, train(net, optimizer, DATA))
 
 
@@ -167,47 +168,43 @@ def test_a_device_killed_in_validation() -> None:
 
 
 def test_a_silent_device_is_left_behind_and_named() -> None:
-    found = fates(3, training, 1, "depart", 7, signal.SIGSTOP, ignoring=[1])
+    found = fates(3, falling_silent, 1, ignoring=[1])
     assert found.pop(1).kind == "silent"
     for fate in found:
         assert fate.what["members"] == (0, 2)
         assert "was silent for" in fate.what["reasons"][1]
 
 
-def sleeping(device: int) -> Found:
-    """Stands still for longer than others wait, then goes on as if nothing had happened."""
-    health.MOST_SILENT_S = 5.0
+def falling_silent(device: int, sleeps_s: float = 0.0) -> Found:
+    """Stands still for ever, or for longer than others wait: then it goes on as if nothing had
+    happened. How silent others may be counts when all are at work."""
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    if net.links.device == device:
-        if os.fork() == 0:  # somebody must wake it up
-            time.sleep(9)
-            os.kill(os.getppid(), signal.SIGCONT)
+    health.MOST_SILENT_S = SILENT_S
+
+    def stop() -> None:
+        me = os.getpid()
+        if sleeps_s and os.fork() == 0:  # somebody must wake it up
+            time.sleep(sleeps_s)
+            os.kill(me, signal.SIGCONT)
             os._exit(0)
-        strike(net.links, "depart", lambda: die(signal.SIGSTOP), at=7)
+        die(signal.SIGSTOP)
+
+    if net.links.device == device:
+        strike(net.links, "depart", stop, at=7)
     return told(net, train(net, optimizer, DATA))
 
 
 def test_a_device_that_comes_back_too_late_does_not_go_on() -> None:
-    found = fates(3, sleeping, 2)
+    found = fates(3, falling_silent, 2, 3 * SILENT_S)
     agreed(found[:2], (0, 1))
     assert (found[2].kind, found[2].what) == ("raised", "PeerLost")
 
 
-def alone(device: int) -> Found:
-    health.MOST_SILENT_S = 3.0
-    tz.init(recover=True)
-    net = tz.parallelize(cnn(), (X,))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    if net.links.device == device:
-        strike(net.links, "depart", lambda: die(signal.SIGSTOP), at=7)
-    return told(net, train(net, optimizer, DATA))
-
-
 def test_the_last_one_left_does_not_wait_for_a_silent_one() -> None:
     """It decides alone, at once, and must be told so where it waits for the other's data."""
-    found = fates(2, alone, 1, timeout_s=110, ignoring=(1,))
+    found = fates(2, falling_silent, 1, timeout_s=190, ignoring=(1,))
     agreed(found[:1], (0,))
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import terrazzo as tz
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS = 2
 

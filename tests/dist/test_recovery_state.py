@@ -21,7 +21,7 @@ from terrazzo.errors import PeerLost
 from terrazzo.runtime.relocation import Relocation
 from terrazzo.runtime.turn import Turn
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 STEPS = 6
 X = torch.zeros(SHAPE, dtype=torch.float64)

@@ -103,14 +103,14 @@ def test_a_lost_device_is_started_again_and_joins(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "members.json").exists(), "it held a secret"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_script_that_raises_is_named_and_the_others_say_why_they_end_in_a_line(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(RAISES)
     words = ["--on", "3", "--no-record", "train.py"]
     command = [sys.executable, "-m", "terrazzo.cli", "run", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     assert "terrazzo: error: device1 failed with exit status 1" in done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith(("device0", "device2"))]

@@ -174,6 +174,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
     first = terrazzo("--on", "2", "--run-dir", "one", "--grace", "20", "train.py", "5")
     assert first.returncode == 3, first.stderr
+    assert "; go on with: terrazzo run --resume one" in first.stderr
     seen = batches_in(first.stdout)
     assert [number for number, _ in seen] == [1, 2, 3, 4, 5]
     again = terrazzo("--resume", "one", "--on", "1", "train.py", "99")

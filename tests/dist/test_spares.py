@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import terrazzo as tz
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS = 2
 SHAPE = (3, 3, 23, 17)

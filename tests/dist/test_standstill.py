@@ -13,7 +13,7 @@ from test_recovery import DATA, Found, X, agreed, told
 import terrazzo as tz
 from terrazzo.members import health
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 class Hole:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import terrazzo as tz
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SHAPE = (2, 3, 160, 160)
 ENOUGH_FOR_THREE = 9.4 * 2**20

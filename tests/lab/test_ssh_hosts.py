@@ -115,10 +115,10 @@ class TestRun:
         (project / "train.py").write_text("import os; print(sorted(os.listdir()))")
         (project / "old.py").write_text("")
         run()
-        assert "sent to roomy-0 0, roomy-1 0" in run()
+        assert "all devices have it already" in run()
         (project / "old.py").unlink()
         (project / "train.py").write_text("import os; assert not os.path.exists('old.py')")
-        assert "sent to roomy-0 1, roomy-1 1" in run()
+        assert "1 to roomy-0, 1 to roomy-1" in run()
 
     def test_records_and_vitals_come_back(
         self, devices: SshDevices, project: Path, capfd: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from terrazzo.members.council import (
@@ -44,11 +44,13 @@ class Device(NamedTuple):
     @property
     def works(self) -> bool:
         seat = self.seat
-        return seat.committed is not None and not seat.alarmed and not seat.is_out
+        settled = seat.committed is not None and not seat.alarmed and not seat.is_out
+        return settled and seat.is_present
 
 
 class Budget(NamedTuple):
-    """Things that may still go wrong; a mistake is a suspicion of somebody who is well."""
+    """Things that may still go wrong; a mistake is a suspicion of somebody who is well, and who
+    hangs still votes, but does nothing else any more."""
 
     crashes: int = 0
     pauses: int = 0
@@ -56,6 +58,7 @@ class Budget(NamedTuple):
     mistakes: int = 0
     ticks: int = 0
     guests: int = 0
+    hangs: int = 0
 
 
 Queue = tuple[tuple[int, int], tuple[Message, ...]]
@@ -113,7 +116,7 @@ def react(at: int, call: str, *args: int) -> tuple[int, tuple[tuple[int, int], .
     council = Council(own.seat)
     given = (args[0], WORDS[args[1]]) if call == "hear" else args
     sends = list(getattr(council, call)(*given))
-    if council.seat.view.epoch > own.seat.view.epoch:
+    if council.seat.view.epoch > own.seat.view.epoch and own.seat.is_present:
         sends += council.arrive(own.done)  # no operation is at work any more
     own = own._replace(seat=council.seat)
     committed = council.seat.committed
@@ -201,6 +204,11 @@ def happen(world: World, action: Action) -> World:
     elif kind == "pause":
         scene.spend("pauses")
         scene.paused = scene.paused | {one}
+    elif kind == "hang":
+        scene.spend("hangs")
+        own = KNOWN[scene.devices[one]]
+        seat = own.seat._replace(is_present=False, attends=False)
+        scene.devices[one] = place(own._replace(seat=seat))
     elif kind == "resume":
         scene.paused = scene.paused - {one}
     elif kind == "cut":
@@ -232,6 +240,11 @@ def awake(world: World) -> list[int]:
     return [device for device in range(len(world.devices)) if device not in gone]
 
 
+def hung(world: World) -> set[int]:
+    devices = enumerate(world.devices)
+    return {device for device, at in devices if not KNOWN[at].seat.is_present}
+
+
 def routine(world: World) -> Iterator[Action]:
     """What happens where nothing goes wrong."""
     for (source, target), _ in world.queues:
@@ -249,8 +262,8 @@ def routine(world: World) -> Iterator[Action]:
 
 
 def suspicions(world: World) -> Iterator[Action]:
-    """Who may rightly be suspected: connections that broke, devices that are silent."""
-    gone = world.crashed | world.paused
+    """Who may rightly be suspected: connections that broke, devices that are silent or hang."""
+    gone = world.crashed | world.paused | hung(world)
     for one in awake(world):
         seat = KNOWN[world.devices[one]].seat
         for other in seat.view.members:
@@ -275,6 +288,8 @@ def misfortunes(world: World) -> Iterator[Action]:
         yield from (("crash", device, device) for device in alive)
     if budget.pauses:
         yield from (("pause", device, device) for device in alive)
+    if budget.hangs:
+        yield from (("hang", device, device) for device in alive)
     if budget.cuts:
         pairs = combinations(alive, 2)
         yield from (("cut", *pair) for pair in pairs if pair not in world.cut)
@@ -317,24 +332,43 @@ def check(places: tuple[int, ...]) -> None:
         assert device.done <= least + 1, f"{device.seat.me} finished {device.done}, others {least}"
 
 
-def check_end(world: World) -> None:
-    """Those who can go on have done so, all of them, and finished the operation."""
+def check_end(world: World, first: World) -> None:
+    """Those who can go on have done so, all of them, and finished the operation.
+
+    That is asked of each view by itself: who is cut off from all that know of a newer one cannot
+    go on in it. Who is not was told of it. Where a single thing has happened nobody else is lost
+    who is well and reaches all others that are.
+    """
     devices = [KNOWN[at] for at in world.devices]
-    here = [device for device in awake(world) if not devices[device].seat.is_out]
-    newest = max((devices[d].seat.view for d in here), default=View(0, (), 0))
-    alive = [device for device in newest.members if device in here]
-    groups = (
-        group
-        for size in range(len(alive), 0, -1)
-        for group in combinations(alive, size)
-        if goes_on(group, newest) and not any(p in world.cut for p in combinations(group, 2))
-    )
-    if next(groups, None) is None:
-        return
-    for member in newest.members:
-        assert member in alive, f"{member} is gone, but the view is {newest}"
-        assert devices[member].seat.view == newest, f"{member} was left at {devices[member]}"
-        assert devices[member].done == LAST, f"{member} did not finish: {devices[member]}"
+    well = [device for device in awake(world) if device not in hung(world)]
+    here = [device for device in well if not devices[device].seat.is_out]
+    before = KNOWN[first.devices[0]].seat.view
+    enough = tuple(device for device in before.members if device in well)
+    is_single = sum(first.budget._replace(ticks=0)) == 1
+    if is_single and is_group(enough, before, world):
+        for device in enough:
+            assert device in here and devices[device].done == LAST, f"{devices[device]} is lost"
+    for one, other in combinations(here, 2):
+        if (one, other) not in world.cut:
+            views = sorted((devices[one].seat.view, devices[other].seat.view))
+            knows = {one, other} <= set(views[1].members)
+            assert views[0] == views[1] or not knows, f"{one} and {other} are apart: {views}"
+    for view in {devices[device].seat.view for device in here}:
+        there = [device for device in here if devices[device].seat.view == view]
+        if not any(is_group(some, view, world) for some in subsets(there)):
+            continue
+        for member in view.members:
+            assert member in there, f"{member} is gone, but {there} stay in {view}"
+            assert devices[member].done == LAST, f"{member} did not finish: {devices[member]}"
+
+
+def subsets(devices: list[int]) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(devices, size + 1) for size in range(len(devices)))
+
+
+def is_group(some: tuple[int, ...], view: View, world: World) -> bool:
+    """Whether these may go on in a view, and can all talk to each other."""
+    return goes_on(some, view) and not any(pair in world.cut for pair in combinations(some, 2))
 
 
 def complete(world: World) -> World:
@@ -363,7 +397,7 @@ def explore(first: World, *, most: int) -> tuple[int, int]:
         check(world.devices)
         actions = [*routine(world), *suspicions(world), *patience(world), *misfortunes(world)]
         if not any(kind != "tick" for kind, _, _ in actions):
-            check_end(complete(world))
+            check_end(complete(world), first)
             ends += 1
         for action in actions:
             following = happen(world, action)
@@ -381,7 +415,7 @@ def wander(first: World, *, draw: random.Random) -> int:
         check(world.devices)
         actions = [*routine(world), *suspicions(world), *misfortunes(world)]
         if not actions:
-            check_end(complete(world))
+            check_end(complete(world), first)
             return count
         rare = list(patience(world))
         world = happen(world, draw.choice(rare if rare and draw.random() < 0.1 else actions))

@@ -56,6 +56,7 @@ QUICK = [
     (3, Budget(pauses=1)),
     (3, Budget(cuts=1)),
     (3, Budget(mistakes=1)),
+    (3, Budget(hangs=1, ticks=1)),
 ]
 LARGE = [
     (3, Budget(cuts=1, crashes=1)),
@@ -63,6 +64,9 @@ LARGE = [
     (3, Budget(crashes=1, pauses=1, ticks=1)),
     (3, Budget(mistakes=1, crashes=1, ticks=1)),
     (3, Budget(guests=1, crashes=1)),
+    (3, Budget(hangs=1, crashes=1)),
+    (3, Budget(hangs=1, cuts=1)),
+    (4, Budget(hangs=1)),
     (4, Budget(crashes=1)),
     (4, Budget(crashes=2)),
     (4, Budget(cuts=1, crashes=1)),

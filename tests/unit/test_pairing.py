@@ -105,7 +105,8 @@ def test_garbage_gets_nowhere(waiting: Pairing, words: bytes, tmp_path: Path) ->
     assert not (tmp_path / "ssh").exists()
 
 
-def test_who_only_pretends_to_be_the_device_is_found_out(keys: list[str]) -> None:
+@pytest.mark.parametrize("proof", ["00" * 32, "no number", "\u00e9", 7])
+def test_who_only_pretends_to_be_the_device_is_found_out(keys: list[str], proof: object) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
         def pretend() -> None:
@@ -113,7 +114,7 @@ def test_who_only_pretends_to_be_the_device_is_found_out(keys: list[str]) -> Non
             with connection:
                 connection.sendall(bytes(NONCE_BYTES))
                 connection.recv(4096)
-                reply = json.dumps({"body": json.dumps([keys[1]]), "proof": "00" * 32}).encode()
+                reply = json.dumps({"body": json.dumps([keys[1]]), "proof": proof}).encode()
                 connection.sendall(len(reply).to_bytes(4, "big") + reply)
 
         done = pool.submit(pretend)

@@ -9,6 +9,7 @@ import platform
 import select
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,8 +96,8 @@ def discover_devices(options: argparse.Namespace) -> int:
         devices += _scanned({device.host for device in devices})
     if not devices:
         say(
-            "nobody answered: start terrazzo cluster announce on the devices, or write the file by "
-            "hand (docs/clusters.md)"
+            "nobody answered: start terrazzo cluster announce on the devices, look for plain SSH "
+            "servers with --scan, or write the file by hand (docs/clusters.md)"
         )
         return 1
     say(f"found {count_text(len(devices), 'device')}")
@@ -150,6 +151,7 @@ def announce(options: argparse.Namespace) -> int:
         say(f"{name} answers terrazzo cluster discover on {', '.join(addresses)}; Ctrl-C ends it")
         if pairing is not None:
             say(f"pairing code: {pairing.code} (port {pairing.port}, one pairing, five minutes)")
+            say(f"type it on the other machine after: terrazzo cluster pair {addresses[0]}")
         _serve(announcer, pairing)
     return 0
 
@@ -163,6 +165,7 @@ def _serve(announcer: Announcer, pairing: Pairing | None) -> None:
             else:
                 pairing.close()
                 pairing = None
+                announcer.told = replace(announcer.told, pair_port=0)
                 say("pairing is over; for another one: terrazzo cluster announce --pair")
         ready = select.select(waiting, [], [], TICK_S)[0]
         if announcer in ready:
@@ -196,9 +199,10 @@ def pair_device(options: argparse.Namespace) -> int:
     if not port:
         told = discover(seconds=2.0).get(address)
         if told is None or not told.pair_port:
+            known = "" if options.host == address else f" ({address})"
             raise HostError(
-                f"{options.host} ({address}) does not announce a pairing: run terrazzo cluster "
-                "announce --pair there, or give the port it shows with --port"
+                f"{options.host}{known} does not announce a pairing: run terrazzo cluster announce "
+                "--pair there, or give the port it shows with --port"
             )
         port, ssh_port = told.pair_port, told.port
     code = options.code or input("code that the device shows: ")
@@ -206,5 +210,10 @@ def pair_device(options: argparse.Namespace) -> int:
     names = {options.host, address}
     shown = [name if ssh_port == 22 else f"[{name}]:{ssh_port}" for name in sorted(names)]
     know_host(ssh / "known_hosts", shown, keys)
-    say(f"paired with {options.host}: its key is {fingerprint(keys[0]) if keys else 'not told'}")
+    if not keys:
+        raise HostError(
+            f"{options.host} let this machine's key in, but told no key of its own: does an SSH "
+            "server run there? Start it, then ssh there once by hand"
+        )
+    say(f"paired with {options.host}, whose key is {fingerprint(keys[0])}: SSH works now")
     return 0

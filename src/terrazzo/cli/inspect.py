@@ -74,14 +74,14 @@ def _table(cluster: Cluster, facts: Sequence[Facts | HostError], screen: Screen)
         "disk",
         "clock",
     ):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("address", "torch"))
     for device, fact in zip(cluster.devices, facts, strict=True):
         if isinstance(fact, HostError):
             table.add_row(device.name, Text("not reached", style="bold red"))
             continue
         table.add_row(
             device.name,
-            f"{fact.address(device)} {fact.interface(device)}",
+            f"{fact.address(device)}\n{fact.interface(device)}",
             fact.python,
             fact.versions.get("torch") or "none",
             str(fact.cores),

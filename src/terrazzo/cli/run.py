@@ -19,7 +19,7 @@ from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab import LabHosts
 from terrazzo.records.run import RunFolder
-from terrazzo.records.units import bytes_text
+from terrazzo.records.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -156,10 +156,18 @@ def bring_code(hosts: SshHosts, script: Path) -> str:
     code = Code.of_script(script, here=Path.cwd(), limit_bytes=limit)
     if code.left_out:
         say(f"not copied, because git does not track it: {', '.join(code.left_out[:5])}")
-    sent = hosts.bring(code)
-    counts = ", ".join(f"{name} {count}" for name, count in zip(hosts.names, sent, strict=True))
-    say(f"{code.name}: {len(code.files)} files, {bytes_text(code.size_bytes)}; sent to {counts}")
+    sent = _sent(dict(zip(hosts.names, hosts.bring(code), strict=True)))
+    size = f"{count_text(len(code.files), 'file')}, {bytes_text(code.size_bytes)}"
+    say(f"code {code.name}: {size}; {sent}")
     return os.path.relpath(script.resolve(), code.root / code.directory)
+
+
+def _sent(counts: dict[str, int]) -> str:
+    """How many files each device lacked, Terrazzo's own among them."""
+    if not any(counts.values()):
+        return "all devices have it already"
+    told = (f"{count} to {name}" for name, count in counts.items())
+    return f"files sent, with Terrazzo's own: {', '.join(told)}"
 
 
 def _take_on_after_script(options: argparse.Namespace) -> None:
@@ -220,18 +228,21 @@ def _recorded(
             newcomer=newcomer,
         )
     except KeyboardInterrupt:
-        words = _kept(folder, options) or "nothing was recorded yet"
+        words = _kept(folder, options, is_broken=True) or "nothing was recorded yet"
         raise KeyboardInterrupt(f"; {words}") from None
-    words = _kept(folder, options)
+    words = _kept(folder, options, is_broken=result.exit_status != 0)
     if words:
         print(f"terrazzo: {words}", file=sys.stderr)
     return result
 
 
-def _kept(folder: RunFolder, options: argparse.Namespace) -> str:
-    """Where the records are; a folder of ours in which there are none is removed."""
+def _kept(folder: RunFolder, options: argparse.Namespace, *, is_broken: bool) -> str:
+    """Where the records are, and how to go on where the run was broken off; a folder of ours in
+    which there are none is removed."""
     if folder.has_records:
-        return f"recorded in {folder.path}; look at it with: terrazzo report {folder.path}"
+        look = f"recorded in {folder.path}; look at it with: terrazzo report {folder.path}"
+        again = f"; go on with: terrazzo run --resume {folder.path}"
+        return look + (again if is_broken and folder.has_checkpoints else "")
     if options.run_dir is None:
         folder.discard()  # the script made no use of Terrazzo: there is nothing to look at
     return ""

@@ -102,7 +102,7 @@ class Announcer:
     """Answers questions until it is closed; ``told`` is what it says."""
 
     def __init__(self, told: Announcement, *, addresses: Sequence[str], port: int = PORT) -> None:
-        self._told = told
+        self.told = told
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._recent: list[float] = []
         try:
@@ -128,7 +128,7 @@ class Announcer:
             if (body["terrazzo"], body["version"]) != ("who", VERSION) or not self._may_answer():
                 return ""
             nonce = str(body["nonce"])[:32]
-            told = {"terrazzo": "here", "version": VERSION, "nonce": nonce, **asdict(self._told)}
+            told = {"terrazzo": "here", "version": VERSION, "nonce": nonce, **asdict(self.told)}
             reply = json.dumps(told).encode()
             if len(reply) <= len(data):
                 self._socket.sendto(reply, asker)

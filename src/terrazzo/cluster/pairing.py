@@ -105,13 +105,18 @@ def pair(address: tuple[str, int], *, code: str, key: str) -> list[str]:
             told = _receive(connection)
     except (OSError, ValueError) as error:
         raise HostError(
-            f"{title} did not pair ({error}): is the code right, and is terrazzo cluster announce "
-            "--pair still waiting there? Three wrong codes end it"
+            f"{title} did not pair ({_why(error)}): is the code right, and is terrazzo cluster "
+            "announce --pair still waiting there? Three wrong codes end it"
         ) from error
-    wanted = _proof(secret, b"answer", theirs, own, str(told.get("body")))
-    if not hmac.compare_digest(bytes.fromhex(str(told.get("proof", ""))), wanted):
+    wanted = _proof(secret, b"answer", theirs, own, str(told.get("body"))).hex()
+    if not hmac.compare_digest(str(told.get("proof")).encode(), wanted.encode()):
         raise HostError(f"{title} does not know the code: it is not the device that showed it")
     return [_public(line) for line in json.loads(told["body"])]
+
+
+def _why(error: Exception) -> str:
+    """The system's words without the number."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def host_keys(folder: Path) -> list[str]:

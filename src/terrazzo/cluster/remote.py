@@ -69,6 +69,9 @@ class RemoteProcess(Process):
         sink: Any = self._process.stdin
         self._frames = Frames(source, sink)
         self._ended = threading.Event()
+        self._due: list[int] | None = []
+        """Signals for when the device listens, which may take it a while; None: it does."""
+        self._lock = threading.Lock()
         self._pipes: dict[bytes, int] = {}
         self.stdout, self.stderr = self._stream(OUT), self._stream(ERR)
         request = {"verb": "run", "leash": LEASH.read_text(encoding="utf-8"), **request}
@@ -88,8 +91,11 @@ class RemoteProcess(Process):
         return self.status
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._frames.send(SIGNAL, b"%d" % number)
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._due is None:
+                self._frames.send(SIGNAL, b"%d" % number)
+            else:
+                self._due.append(number)
 
     def close(self) -> None:
         """Hangs up, which ends the command; ssh has a moment to pass that on."""
@@ -117,7 +123,8 @@ class RemoteProcess(Process):
     def _beat(self, every_s: float) -> None:
         while not self._ended.wait(every_s):
             try:
-                self._frames.send(BEAT)
+                if self._due is None:
+                    self._frames.send(BEAT)
             except (OSError, ValueError):
                 return
 
@@ -129,6 +136,7 @@ class RemoteProcess(Process):
             self._process.stdin.flush()
             self._frames.find_mark()
             self._frames.tell(request)
+            self._begin()
             while status is None:
                 status = self._take(*self._frames.receive())
         except (EOFError, OSError, FrameError, ValueError, KeyError, TypeError):
@@ -139,6 +147,12 @@ class RemoteProcess(Process):
             self._collected.close()
         self._found = status
         self._ended.set()
+
+    def _begin(self) -> None:
+        with self._lock:
+            due, self._due = self._due or [], None
+        for number in due:
+            self.signal(number)
 
     def _take(self, kind: bytes, body: bytes) -> int | None:
         """One frame; the status, once the command has ended."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,9 +113,14 @@ class Session:
         try:
             yield
         except Refused as error:
-            raise HostError(f"{self.ssh.device.title}: {error}") from error
+            raise self._refused(error) from error
         except (EOFError, OSError, FrameError, ValueError) as error:
             raise self._trouble(error) from error
+
+    def _refused(self, error: Refused) -> HostError:
+        full = os.strerror(errno.ENOSPC) in str(error)
+        remedy = ". Make room there, or write workdir = on another disk for it" if full else ""
+        return HostError(f"{self.ssh.device.title}: {error}{remedy}")
 
     def _trouble(self, error: Exception) -> HostError:
         """Why the agent did not answer: its last words, those of ssh, or of the login shell."""
@@ -125,7 +132,7 @@ class Session:
             while True:
                 self.frames.hear()
         except Refused as refusal:
-            return HostError(f"{title}: {refusal}")
+            return self._refused(refusal)
         except (EOFError, OSError, FrameError, ValueError):
             said = self._said()
         if self.process.poll() in (126, 127):

@@ -84,7 +84,7 @@ class Ssh:
         for part, remedy in REMEDIES:
             hit = next((line for line in lines if part in line), None)
             if hit is not None:
-                gist = hit.rstrip(".")
+                gist = hit.strip("@ .!")  # the loudest warning stands in a frame
                 return HostError(
                     f"{self.device.title} cannot be reached: {_printable(gist)}. "
                     + remedy.format(ssh=self.typed(), host=self.device.host)

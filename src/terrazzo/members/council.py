@@ -43,6 +43,7 @@ class Promise(NamedTuple):
     ballot: Ballot
     accepted: Vote | None
     suspects: tuple[int, ...]
+    attends: bool
 
 
 class Accept(NamedTuple):
@@ -82,6 +83,9 @@ class Seat(NamedTuple):
     is_present: bool = True
     """Whether the main thread takes part. One that hangs may vote, or others could never leave it
     behind, but proposes nothing: it would propose itself and leave out who has given it up."""
+    attends: bool = True
+    """Whether the main thread waits, for others or for the next view. Of two that cannot talk to
+    each other the one that does not is the one that hangs, if one does."""
     alarmed: bool = False
     is_out: bool = False
     """The others went on without this device."""
@@ -89,8 +93,8 @@ class Seat(NamedTuple):
     accepted: Vote | None = None
     ballot: Ballot | None = None
     """Of this device's own proposal."""
-    promises: tuple[tuple[int, Vote | None, tuple[int, ...]], ...] = ()
-    """Who promised, what they had accepted before, and whom they suspect."""
+    promises: tuple[tuple[int, Promise], ...] = ()
+    """Who promised, and what they said with it."""
     choice: tuple[int, ...] = ()
     accepts: frozenset[int] = frozenset()
     ready: tuple[tuple[int, int], ...] = ()
@@ -173,6 +177,11 @@ class Council:
         self._consider()
         return self._taken()
 
+    def attend(self, attends: bool) -> None:
+        """What the main thread does now."""
+        if attends != self.seat.attends:
+            self._set(attends=attends)
+
     def hear(self, source: int, message: Message) -> Sends:
         if isinstance(message, Decided):
             self._learn(message.view)
@@ -193,14 +202,13 @@ class Council:
         if message.ballot > self.seat.promised:
             self._set(promised=message.ballot)
             suspects = tuple(sorted(self.seat.suspects & set(self.seat.view.members)))
-            promise = Promise(message.epoch, message.ballot, self.seat.accepted, suspects)
-            self._tell([source], promise)
+            said = (self.seat.accepted, suspects, self.seat.attends)
+            self._tell([source], Promise(message.epoch, message.ballot, *said))
 
     def _hear_promise(self, source: int, message: Promise) -> None:
         if message.ballot == self.seat.ballot and not self.seat.choice:
-            told = (source, message.accepted, message.suspects)
-            others = [row for row in self.seat.promises if row[0] != source]
-            self._set(promises=tuple(sorted([*others, told], key=lambda row: row[0])))
+            told = dict(self.seat.promises) | {source: message}
+            self._set(promises=tuple(sorted(told.items())))
             self._consider()
 
     def _hear_accept(self, source: int, message: Accept) -> None:
@@ -246,10 +254,10 @@ class Council:
             if seat.is_present and min(seat.trusted) == seat.me and seat.promised == NEVER:
                 self._propose()  # those before this device are gone
             return
-        promised = [device for device, _, _ in seat.promises]
+        promised = [device for device, _ in seat.promises]
         if seat.choice or not seat.trusted <= set(promised):
             return
-        votes = [vote for _, vote, _ in seat.promises if vote is not None]
+        votes = [said.accepted for _, said in seat.promises if said.accepted is not None]
         group = _friends(seat)
         if votes and goes_on(promised, seat.view):
             self._set(choice=max(votes)[1])
@@ -268,7 +276,9 @@ class Council:
         if seat.me not in view.members:
             self._set(is_out=bool(seat.view.members))  # a guest may be let in later
             return
-        self.seat = Seat(seat.me, view, seat.suspects, is_present=seat.is_present)
+        self.seat = Seat(
+            seat.me, view, seat.suspects, is_present=seat.is_present, attends=seat.attends
+        )
         if seat.suspects & set(view.members):  # lost since it promised
             self._alarm()
 
@@ -298,13 +308,23 @@ class Council:
 
 
 def _friends(seat: Seat) -> tuple[int, ...]:
-    """The largest group of promisers who can all talk to each other and may go on; () if none."""
-    doubts = {frozenset((one, other)) for one, _, others in seat.promises for other in others}
+    """The largest group of promisers who can all talk to each other and may go on; () if none.
+
+    Of two as large, the one in which more attend: who gives up a device that hangs must not be left
+    behind with it in its place.
+    """
+    doubts = {frozenset((one, other)) for one, said in seat.promises for other in said.suspects}
     doubts |= {frozenset((seat.me, other)) for other in seat.suspects}
+    attending = {device for device, said in seat.promises if said.attends}
     here = sorted(seat.trusted)
     for size in range(len(here), 0, -1):
-        for group in combinations(here, size):
-            pairs = map(frozenset, combinations(group, 2))
-            if seat.me in group and goes_on(group, seat.view) and doubts.isdisjoint(pairs):
-                return group
+        groups = [
+            group
+            for group in combinations(here, size)
+            if seat.me in group
+            and goes_on(group, seat.view)
+            and doubts.isdisjoint(map(frozenset, combinations(group, 2)))
+        ]
+        if groups:
+            return max(groups, key=lambda group: len(attending.intersection(group)))
     return ()

@@ -65,7 +65,7 @@ class Ear:
         """Members that a guest was told of, and where they are."""
         self._asked_s = time.monotonic()
         self.reasons: dict[int, str] = {}
-        """Why devices were given up."""
+        """Why devices were given up, here or by another who told so."""
         self._council = Council(Seat(me, view, ready=settled, is_present=False))
         self._seen = self._council.seat
         self._lines = dict(lines)
@@ -151,7 +151,12 @@ class Ear:
                 self._wake_up(now_s)
 
     def _beat(self) -> list[Any]:
-        return ["beat", self.entered, self._confers or self.is_waiting(), self._flows]
+        return ["beat", self.entered, self._attends, self._flows]
+
+    @property
+    def _attends(self) -> bool:
+        """Whether the main thread waits, for others or for the next view."""
+        return self._confers or self.is_waiting()
 
     def _look_at_flow(self) -> None:
         """Once a beat; who does not wait need not ask."""
@@ -213,9 +218,12 @@ class Ear:
             entered, waits, flows = int(rest[0]), bool(rest[1]), bool(rest[2])
             self._health[device].beat(now_s, entered=entered, waits=waits, flows=flows)
         elif kind == "council":
+            self._council.attend(self._attends)
             self._deliver(self._council.hear(device, words.read(rest[0])))
         elif kind == "post":
             self._board[int(rest[0]), str(rest[1])] = b64decode(rest[2])
+        elif kind == "lost":
+            self.reasons.setdefault(int(rest[0]), str(rest[1]))
         elif kind == "bye":
             self._left[device] = str(rest[0])
         elif kind == "gone":
@@ -236,7 +244,7 @@ class Ear:
         for device, health in list(self._health.items()):
             if device in self._lines and health.is_silent(now_s):
                 self._give_up(device, f"was silent for {now_s - health.heard_s:.1f} s")
-        if self.is_waiting() and not seat.alarmed:
+        if self._attends and not seat.alarmed:
             self._find_stuck(now_s)
         self._find_standstill(now_s)
         place = sorted(seat.view.members).index(self.me) if self.me in seat.view.members else 0
@@ -275,7 +283,8 @@ class Ear:
         if line is not None:
             self._drop(line)
         if device not in self._left and device not in self._council.seat.suspects:
-            self.reasons.setdefault(device, why)
+            self.reasons[device] = why
+            self._say(list(self._lines), ["lost", device, why])
             self._deliver(self._council.suspect(device))
 
     def _drop(self, line: Line) -> None:

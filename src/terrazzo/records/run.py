@@ -169,6 +169,11 @@ class RunFolder:
         """Whether any device wrote anything."""
         return any(path.stat().st_size for path in self.path.glob("*.jsonl"))
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether any device has kept one here."""
+        return any(self.path.glob("checkpoints/*/step-*"))
+
     def discard(self) -> None:
         """Removes a folder in which nothing was recorded, and its parent if that is empty."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -253,7 +253,9 @@ class Links(Letters):
         """Does something else, which is work of its own although messages are on their way."""
         if work is not None:
             begin = time.perf_counter()
+            self.waits = False
             work()
+            self.waits = True
             self.counters.away_s -= time.perf_counter() - begin
 
     # ---- losing each other -------------------------------------------------------------
@@ -338,7 +340,7 @@ class Links(Letters):
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""
         if self.control is not None:
             error = getattr(sys, "last_value", None)
-            self.control.leave(f"{type(error).__name__}: {error}" if error is not None else "")
+            self.control.leave(_words(error))
             if self.control.is_left_behind and error is not None:
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -394,6 +396,13 @@ def adopt(links: Links) -> None:
 def recorder() -> Recorder | None:
     """The recorder of this device, if there is one; nothing is connected to find out."""
     return next((links.recorder for links in _CONNECTED.values()), None)
+
+
+def _words(error: BaseException | None) -> str:
+    """What ended the script, for the others; nothing: it has come to its end."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return "" if error is None else "it was interrupted"
+    return f"{type(error).__name__}: {error}"
 
 
 def _timeout() -> timedelta:

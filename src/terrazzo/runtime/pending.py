@@ -43,19 +43,22 @@ def finish(links: Links, work: Any) -> None:
 
 
 class Guard:
-    """While a device is busy with others. A class, because it is entered a hundred times a step."""
+    """While a device is busy with others. A class, because it is entered a hundred times a step.
 
-    __slots__ = ("_begin_s", "_links")
+    One may be inside of another: a wait for others in which something is sent to them.
+    """
+
+    __slots__ = ("_begin_s", "_links", "_waited")
 
     def __init__(self, links: Links) -> None:
         self._links = links
 
     def __enter__(self) -> None:
         self._begin_s = time.perf_counter()
-        self._links.waits = True
+        self._waited, self._links.waits = self._links.waits, True
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._links.waits = False
+        self._links.waits = self._waited
         self._links.counters.away_s += time.perf_counter() - self._begin_s
         if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             raise self._links.lost(error, getattr(error, "peer", None)) from error
