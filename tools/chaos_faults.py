@@ -19,10 +19,10 @@ from typing import Any
 from strike import strike
 
 PLACES = {
-    "start": ("links", "gather", 1, 4),
+    "start": ("links", "gather combine", 1, 4),
     "batch": ("links", "broadcast_bytes", 1, 16),
     "forward": ("links", "depart", 1, 24),
-    "notes": ("links", "gather", 1, 90),
+    "notes": ("links", "gather combine", 1, 90),
     "backward": ("calls", "_open_backward", 1, 12),
     "commit": ("control", "finish", 1, 36),
     "optimiser": ("optimizer", "step", 1, 6),
@@ -100,7 +100,7 @@ def lie_in_wait(one: Strike, targets: dict[str, Any], folder: Path, *, in_lab: b
         return
     if one.place in INSIDE_OF:
         after = 1 + one.at * 2 % INSIDE_OF[one.place]
-        later = partial(strike, targets["links"], "gather", act, at=after)
+        later = partial(strike, targets["links"], "gather combine", act, at=after)
         strike(target, method, later, at=1 if one.place == "change" else one.at)
     else:
         strike(target, method, act, at=one.at)

@@ -6,14 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 
-def strike(target: Any, method: str, act: Callable[[], None], *, at: int) -> None:
-    usual, count = getattr(target, method), 0
+def strike(target: Any, methods: str, act: Callable[[], None], *, at: int) -> None:
+    """At the n-th use of any of ``methods``, names with spaces between them."""
+    count = 0
 
-    def struck(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == at:
-            act()
-        return usual(*args, **kwargs)
+    def struck(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                act()
+            return usual(*args, **kwargs)
 
-    setattr(target, method, struck)
+        return call
+
+    for method in methods.split():
+        setattr(target, method, struck(getattr(target, method)))

@@ -19,6 +19,7 @@ from terrazzo.lab.measuring import run_job
 from terrazzo.measure.device import Terms, measure_device
 from terrazzo.measure.draw import with_watts
 from terrazzo.measure.links import measure_network
+from terrazzo.measure.rehearsal import Rehearsal, rehearsed
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import time_trial
 from terrazzo.measure.trials import MOST_CHEAP, trials
@@ -51,8 +52,11 @@ def measured(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     words: list[str] = []
     told, terms = Graph.from_json(text), Terms("d", 1 << 30, 4.0)
     power = {POWER: emulation(2.0, 3.0)}
-    own = with_watts(lambda: measure_device(told, terms, words.append), power, connect().device)
-    network = measure_network(connect(), words.append)
+    links = connect()
+    rehearsal = Rehearsal(links)
+    own = with_watts(lambda: measure_device(told, terms, words.append), power, links.device)
+    own = rehearsed(own, rehearsal, links, words.append)
+    network = measure_network(links, words.append)
     assert words[0].startswith("operators: 0 of ")
     return asdict(own), asdict(network)
 
@@ -88,6 +92,17 @@ class TestDevices:
                 if timing.load.is_product:
                     assert timing.backward_input_s and timing.backward_weight_s
 
+    def test_the_runtime_takes_its_part_of_every_kind_of_step(
+        self, found: tuple[list[DeviceProfile], list[Network]]
+    ) -> None:
+        for device in found[0]:
+            own = device.own
+            assert set(own.steps_s) >= {"Operator", "Compute", "Combine", "Exchange", "Spread"}
+            for kind in ("Combine", "Exchange"):
+                assert 0 < sum(own.steps_s[kind]) < 1, "there and back, of a tiny network"
+            assert 0 < own.net_s < 1 and 0 <= own.weight_s < own.net_s
+            assert 0 <= device.saved_s <= 0.2
+
     def test_predictions_for_the_whole_model_follow(
         self, found: tuple[list[DeviceProfile], list[Network]]
     ) -> None:
@@ -112,7 +127,7 @@ class TestNetwork:
         for link in first.links:
             assert min(asdict(link).values()) > 0
         assert [size for size, _ in first.sums_s] == [1 << 12, 1 << 20, 8 << 20]
-        assert all(seconds > 0 for _, seconds in (*first.sums_s, *first.gathers_s))
+        assert all(seconds > 0 for _, seconds in first.sums_s)
 
 
 class TestTrials:

@@ -14,7 +14,7 @@ from torch import nn
 import terrazzo as tz
 from terrazzo.errors import PlanError
 from terrazzo.planner.guess import Figures, guessed
-from terrazzo.records.profile import Profile
+from terrazzo.records.profile import Own, Profile
 
 SHAPE = (2, 3, 64, 64)
 
@@ -33,7 +33,7 @@ def model() -> nn.Sequential:
 def profile(devices: int) -> Profile:
     """Slow arithmetic, quick calls and fast links: spreading everything is worth it."""
     found = guessed([Figures(f"d{i}", 1e7, 1 << 30, 1e7) for i in range(devices)])
-    quick = {"seconds_per_cpu_s": 1.0, "calls_s": (1e-5, 1e-5)}
+    quick = {"seconds_per_cpu_s": 1.0, "calls_s": (1e-5, 1e-5), "own": Own()}
     return replace(found, devices=tuple(replace(device, **quick) for device in found.devices))
 
 

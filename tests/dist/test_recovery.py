@@ -71,8 +71,8 @@ PLACES = {
     "first-forward": ("depart", 1),
     "forward": ("depart", 7),
     "backward": ("sum_later", 3),
-    "statistics": ("gather", 20),
-    "notes": ("gather", 31),
+    "statistics": ("gather combine", 20),
+    "notes": ("gather combine", 31),
 }
 
 

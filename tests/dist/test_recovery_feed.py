@@ -75,7 +75,7 @@ PLACES = {
     "first-batch": ("broadcast_bytes", 7),
     "handing-out": ("depart", 12),
     "having-handed-out": ("finish", 7),
-    "forward": ("gather", 33),
+    "forward": ("gather combine", 33),
     "backward": ("sum_later", 3),
 }
 

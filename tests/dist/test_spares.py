@@ -67,9 +67,9 @@ def quiet() -> tuple[nn.Module, list[float]]:
 
 
 PLACES = {
-    "forward": ("links", "gather", 52),
+    "forward": ("links", "gather combine", 52),
     "backward": ("links", "sum_later", 5),
-    "norm": ("links", "gather", 60),
+    "norm": ("links", "gather combine", 60),
     "commit": ("control", "finish", 20),
     "optimiser": ("optimizer", "step", 5),
     "batch": ("links", "broadcast_bytes", 6),

@@ -40,6 +40,27 @@ for epoch in range(9):
         net(x.float()).sum().backward()
         print("batch", y.tolist(), flush=True)
 """
+PARTS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+def build():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+
+class Pictures(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return torch.full((1, 8, 8), index, dtype=torch.uint8), index
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(Pictures()[index] for index in range(40))
+
+def loader():
+    return DataLoader(Pictures(), batch_size=4, num_workers=1)
+"""
 KEPT = f"""
 import sys
 from pathlib import Path
@@ -116,6 +137,46 @@ def test_a_slow_data_set_is_found_to_be_slow(
     assert synthetic[0] == warm[0]
     assert len(set(cold)) == 4
     assert len(batches) == 3 * 4 + 10, "every trial ends after its steps, and one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["Pictures", "Stream", "loader"])
+def test_a_model_and_a_data_set_without_a_script(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A class, an iterable data set, a function that gives a loader."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(PARTS)
+    arguments = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "4"]
+    assert main(["data", "stalls", "--steps", "3", *arguments]) == 0
+    out = capfd.readouterr().out
+    assert f"{data}: 4 samples a step" in out
+    assert "Of a step of" in out
+    assert "Recommended" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("build", "is a Sequential: --data wants a data set"),
+        ("Pictures", "has 40 samples, --batch is 64"),
+    ],
+)
+def test_data_that_is_none(
+    data: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(PARTS)
+    arguments = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "64"]
+    assert main(["data", "stalls", *arguments]) == 2
+    err = capfd.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
 
 
 def test_a_script_that_is_not_fed(

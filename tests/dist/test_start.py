@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
 import socket
 import subprocess
@@ -62,9 +64,12 @@ def chance():
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not one that the system hands out by itself: another test would get it before torchrun."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("a hundred ports in use")
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:

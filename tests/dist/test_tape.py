@@ -17,7 +17,7 @@ from terrazzo.runtime.steps import ComputeStep
 
 
 class Block(nn.Module):
-    """Layers as in MobileNetV2, with a residual; odd sizes, so that windows are cut at the end."""
+    """Layers as in MobileNetV2 and pools; sizes are odd, so that windows are cut at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,10 +27,14 @@ class Block(nn.Module):
         self.body = nn.Sequential(
             nn.Conv2d(6, 6, 3, 1, 1, groups=6), nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 6, 1)
         )
+        self.last = nn.Sequential(
+            nn.BatchNorm2d(6), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(6, 6, 1), nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1), nn.Conv2d(6, 6, 3, padding=1), nn.Sigmoid(),
+        )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.first(x)
-        return found + self.body(found)
+        return self.last(found + self.body(found))  # type: ignore[no-any-return]
 
 
 def compared(layout: str, groups: str, frozen: bool, known: bool) -> int:
@@ -47,10 +51,10 @@ def compared(layout: str, groups: str, frozen: bool, known: bool) -> int:
         usual(self, run)
 
     torch.manual_seed(1)
-    plain, x = Block().double(), torch.randn(2, 3, 17, 13, dtype=torch.float64)
+    plain, x = Block().double(), torch.randn(2, 3, 37, 29, dtype=torch.float64)
     plain.first[0].weight.requires_grad_(not frozen)
     if not known:
-        plain.body.append(nn.GELU())
+        plain.last.append(nn.GELU())
     model = twin(plain)
     net = tz.parallelize(model, (x,), layout=layout, groups=groups)
     ComputeStep._forward_by_autograd = counted  # type: ignore[method-assign]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import terrazzo as tz
 from terrazzo.feed.lift import PINNED, PLAIN, RUN_AHEAD, TRIED, Lift, lift_of
+from terrazzo.feed.stalls import Stalls, fed_steps, stalls_of
 from terrazzo.geometry import Box
+from terrazzo.records.event import read_events
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.recorder import Recorder
 
 MIB = 1 << 20
 
@@ -123,3 +128,36 @@ def test_a_net_on_a_gpu_is_fed_with_workers() -> None:
         first = 4 * at % 96
         assert torch.equal(numbers, torch.arange(first, first + 4))
         assert torch.equal(pictures, x[first : first + 4])
+
+
+def spent(folder: Path, *, size: int, products: int, way: str) -> Stalls:
+    """An average step of one that copies so many bytes and multiplies so often."""
+    net = tz.parallelize(nn.Conv2d(3, 2, 3), (torch.zeros(1, 3, 8, 8),))
+    lift = lift_of(net, "cuda")
+    if way == PINNED:  # as if it had been found to be faster
+        for _ in range(3):
+            for _ in lift.batches(drawn(6)):
+                pass
+    assert lift.way == way
+    weight = torch.rand(4096, 4096, device="cuda")
+    product = weight @ weight
+    torch.cuda.synchronize()
+    net.links.recorder = recorder = Recorder(folder, 0)
+    batches = [torch.zeros(size, dtype=torch.uint8) for _ in range(6)]
+    for _ in tz.feed(batches, net, device="cuda"):
+        for _ in range(products):
+            torch.mm(weight, weight, out=product)
+    recorder.flush()
+    found = stalls_of(fed_steps(read_events(folder)))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("way", [PLAIN, PINNED])
+def test_copying_is_told_apart_from_computing(way: str, tmp_path: Path) -> None:
+    """A plain copy waits for the GPU, and that is computing; a large one really is copying."""
+    computes = spent(tmp_path / "computes", size=1 << 10, products=200, way=way)
+    assert computes.copy_s < 0.1 * computes.step_s
+    copies = spent(tmp_path / "copies", size=256 * MIB, products=1, way=way)
+    assert copies.copy_s > 0.5 * copies.step_s
+    assert sum(seconds for _, seconds in copies.parts) == pytest.approx(copies.step_s)

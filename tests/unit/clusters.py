@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terrazzo.records.machine import Machine
-from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Network, Profile, Timing
+from terrazzo.records.profile import (
+    DeviceProfile,
+    LinkProfile,
+    Load,
+    Network,
+    Own,
+    Profile,
+    Timing,
+)
 
 MACHINE = Machine("Linux 6 x86_64", "a board", 4, 1 << 30, "3.11.2", "2.13.0", "0.1.0")
 GFLOPS = 7e9
+OWN = Own(
+    {"Operator": (1e-4, 1e-4), "Compute": (5e-4, 5e-4),
+     "Combine": (2e-3, 1e-3), "Exchange": (2e-3, 2e-3),
+     "Summed": (0.0, 1e-3), "Spread": (1e-4, 1e-4), "Take": (1e-4, 0.0)},
+    net_s=1e-2,
+)  # fmt: skip
+"""What the runtime itself takes; nothing for each weight, so that it is the same for all plans."""
 
 
 def timings(flops_per_s: float) -> tuple[Timing, ...]:
@@ -32,7 +47,7 @@ def timings(flops_per_s: float) -> tuple[Timing, ...]:
 def device(name: str, flops_per_s: float = GFLOPS, memory_bytes: int = 900 << 20) -> DeviceProfile:
     return DeviceProfile(
         name, MACHINE, "", 1, memory_bytes, 7.0, (4e-5, 4e-5), 1e9, 1e-9,
-        {"sgd": 3e-9, "momentum": 6e-9, "adam": 2e-8}, timings(flops_per_s),
+        {"sgd": 3e-9, "momentum": 6e-9, "adam": 2e-8}, timings(flops_per_s), own=OWN,
     )  # fmt: skip
 
 
@@ -49,9 +64,9 @@ def profile(
     rates = [GFLOPS] * speeds if isinstance(speeds, int) else list(speeds)
     rate = mbit_per_s * 1e6 / 8
     count = len(rates)
-    link = LinkProfile(rate, rate, latency_s, cpu_s_per_byte, 5e-5)
+    link = LinkProfile(rate, rate, latency_s, cpu_s_per_byte, 5e-5, cpu_s_per_byte)
     together = rate if shared else rate * count
-    network = Network((link,) * count, shared, rate, together, (), ())
+    network = Network((link,) * count, shared, rate, together, ())
     return Profile(
         {"devices": f"{count} made up"},
         tuple(device(f"d{i}", speed, memory_bytes) for i, speed in enumerate(rates)),

@@ -8,14 +8,14 @@ that those who may go on have done so.
 What keeps the number of worlds small: a device stages an operation, and may finish it at any time
 after all members of its view have staged it, so that commit notes on their way need no messages;
 what a device does not react to is delivered at once; and what a device did in one state is
-remembered for all worlds that it is in.
+remembered for all worlds that it is in. ``shortcuts`` leaves out many more of them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -159,15 +159,15 @@ class Scene:
                 self.queues[pair] = (*self.queues.get(pair, ()), message)
 
 
-@cache
+@lru_cache(1 << 18)
 def fresh(at: int, queue: tuple[int, ...]) -> tuple[int, ...]:
     """A queue without what its device does not react to, now or ever: delivered in silence."""
-    while queue and _is_old(KNOWN[at].seat, WORDS[queue[0]]):
+    while queue and is_old(KNOWN[at].seat, WORDS[queue[0]]):
         queue = queue[1:]
     return queue
 
 
-def _is_old(seat: Seat, message: Message) -> bool:
+def is_old(seat: Seat, message: Message) -> bool:
     if seat.is_out:
         return True
     if isinstance(message, Decided):
@@ -254,11 +254,19 @@ def routine(world: World) -> Iterator[Action]:
         own = KNOWN[world.devices[device]]
         if not own.works or own.done >= LAST:
             continue
-        now = (own.seat.view.epoch, own.done + 1)
-        if own.staged != now:
+        if own.staged != (own.seat.view.epoch, own.done + 1):
             yield ("stage", device, device)
-        elif all(KNOWN[world.devices[d]].staged >= now for d in own.seat.view.members):
+        elif is_staged(world, device):
             yield ("finish", device, device)
+
+
+def is_staged(world: World, device: int) -> bool:
+    """Whether all members have staged what this device works on."""
+    own = KNOWN[world.devices[device]]
+    now = (own.seat.view.epoch, own.done + 1)
+    if not own.works or own.done >= LAST or own.staged != now:
+        return False
+    return all(KNOWN[world.devices[d]].staged >= now for d in own.seat.view.members)
 
 
 def suspicions(world: World) -> Iterator[Action]:
@@ -300,14 +308,14 @@ def misfortunes(world: World) -> Iterator[Action]:
             yield from (("mistake", one, other) for other in well)
     if budget.guests:
         members = [d for d in alive if KNOWN[world.devices[d]].seat.view.members]
-        if members:
-            yield ("guest", len(world.devices) - budget.guests, min(members))
+        guest = len(world.devices) - budget.guests
+        yield from (("guest", guest, member) for member in members)
 
 
 # ---- what must hold ---------------------------------------------------------------------------
 
 
-@cache
+@lru_cache(1 << 16)
 def check(places: tuple[int, ...]) -> None:
     """One view for each epoch, one count of what was committed; who was left behind stands."""
     devices = [KNOWN[at] for at in places]
@@ -389,16 +397,17 @@ def complete(world: World) -> World:
 # ---- all of them ------------------------------------------------------------------------------
 
 
-def explore(first: World, *, most: int) -> tuple[int, int]:
-    """Walks all worlds from a first one; gives how many there were, and how many ends."""
-    seen, stack, ends = {first}, [first], 0
+def explore(first: World, *, most: int) -> tuple[int, set[World]]:
+    """Walks all worlds from a first one; gives how many there were, and where they end."""
+    seen, stack, ends = {first}, [first], set()
     while stack:
         world = stack.pop()
         check(world.devices)
         actions = [*routine(world), *suspicions(world), *patience(world), *misfortunes(world)]
         if not any(kind != "tick" for kind, _, _ in actions):
-            check_end(complete(world), first)
-            ends += 1
+            end = complete(world)
+            check_end(end, first)
+            ends.add(end)
         for action in actions:
             following = happen(world, action)
             if following not in seen:

@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 from statistics import median
 
-from terrazzo.measure.timing import stretched
+import pytest
+
 from terrazzo.planner.alike import NEAR, levelled, speed
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.records.profile import DeviceProfile, Profile
@@ -30,7 +31,7 @@ def slowed(
     device: DeviceProfile, factor: float, drawn: random.Random, noise: float
 ) -> DeviceProfile:
     timings = tuple(
-        stretched(timing, factor * drawn.uniform(1, 1 + noise)) for timing in device.timings
+        timing.stretched(factor * drawn.uniform(1, 1 + noise)) for timing in device.timings
     )
     return replace(device, timings=timings, seconds_per_cpu_s=factor)
 
@@ -67,6 +68,43 @@ def test_what_only_one_had_time_to_measure_counts_for_all() -> None:
     found = levelled(replace(profile, devices=(profile.devices[0], short)))
     loads = [{timing.load for timing in device.timings} for device in found.devices]
     assert loads[0] == loads[1] == {t.load for t in profile.devices[0].timings}
+
+
+def test_one_disturbed_box_makes_no_device_another_kind() -> None:
+    profile = measured(1.0, 1.01, 0.99)
+    longest = max(profile.devices[2].timings, key=lambda timing: timing.forward_s)
+    timings = tuple(
+        timing.stretched(3.0) if timing is longest else timing
+        for timing in profile.devices[2].timings
+    )
+    devices = (*profile.devices[:2], replace(profile.devices[2], timings=timings))
+    found = levelled(replace(profile, devices=devices)).devices
+    assert found[0].timings == found[1].timings == found[2].timings
+    kept = next(timing for timing in found[2].timings if timing.load == longest.load)
+    assert kept.forward_s < 1.1 * longest.forward_s
+
+
+def test_a_slower_device_takes_longer_for_what_only_others_have_timed() -> None:
+    profile = measured(1.0, 1.0, 2.0)
+    few = replace(profile.devices[2], timings=profile.devices[2].timings[:4])
+    found = levelled(replace(profile, devices=(*profile.devices[:2], few))).devices
+    usual = {timing.load: timing.forward_s for timing in found[0].timings}
+    slow = {timing.load: timing.forward_s for timing in found[2].timings}
+    assert slow.keys() == usual.keys()
+    assert all(slow[load] == pytest.approx(2 * usual[load]) for load in usual)
+
+
+def test_what_messages_take_of_processors_of_one_kind_is_equal() -> None:
+    profile = measured(1.0, 1.0, 1.0)
+    assert profile.network is not None
+    link = profile.network.links[0]
+    links = tuple(
+        replace(link, message_s=n * 1e-5, up_bytes_per_s=n * link.up_bytes_per_s) for n in (1, 2, 9)
+    )
+    found = levelled(replace(profile, network=replace(profile.network, links=links))).network
+    assert found is not None
+    assert {one.message_s for one in found.links} == {2e-5}
+    assert [one.up_bytes_per_s for one in found.links] == [one.up_bytes_per_s for one in links]
 
 
 def test_limits_of_memory_stay_each_devices_own() -> None:

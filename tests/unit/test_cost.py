@@ -19,7 +19,7 @@ from terrazzo.planner.cost import predict
 from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.records import Graph
-from terrazzo.records.profile import Load, Profile, Timing
+from terrazzo.records.profile import Load, Own, Profile, Timing
 from terrazzo.schedule import lower, traffic
 from terrazzo.schedule.gradient import differentiable
 from terrazzo.schedule.memory import footprint
@@ -118,6 +118,28 @@ class TestClocks:
         clocks.meet(1.0)
         assert clocks.now == [1.0, 1.0, 2.0]
 
+    def test_a_device_under_a_quota_makes_up_for_waiting(self) -> None:
+        cluster = profile(2)
+        turns = tuple(replace(device, saved_s=0.06) for device in cluster.devices)
+        plain, saving = Clocks(Prices(cluster)), Clocks(Prices(replace(cluster, devices=turns)))
+        for clocks in (plain, saving):
+            clocks.enter(0)
+            for _ in range(5):
+                clocks.meet(0.04)
+                for device in range(2):
+                    clocks.compute(device, 0.1)
+            clocks.meet(1.0)
+            clocks.compute(0, 0.1)
+        assert plain.now[0] == pytest.approx(5 * 0.14 + 1.1)
+        made_up_s = (5 * 0.04 + 0.06) * (1 - 1 / cluster.devices[0].seconds_per_cpu_s)
+        assert saving.now[0] == pytest.approx(plain.now[0] - made_up_s), "no more than it keeps"
+
+    def test_a_sum_is_not_over_before_its_work_is_done(self) -> None:
+        clocks = self.clocks(mbit_per_s=1e5, cpu_s_per_byte=1e-8)
+        clocks.background(10_000_000, (0, 1, 2))
+        clocks.finish()
+        assert clocks.now[0] >= clocks.prices.sum_cpu_s(10_000_000, 0)
+
     def test_every_second_is_booked(self) -> None:
         clocks = self.clocks()
         clocks.compute(1, 0.3)
@@ -139,11 +161,8 @@ class TestPrices:
         network = replace(
             plain.network,
             sums_s=((1000, 0.01), (1_000_000, 0.2)),
-            gathers_s=((100, 0.005), (10_000, 0.006)),
         )
         prices = Prices(replace(plain, network=network))
-        assert prices.gather_s(10) == 0.005
-        assert prices.gather_s(5_050) == pytest.approx(0.0055)
         assert prices.sum_s(1_000_000) == pytest.approx(0.2)
         assert prices.sum_s(2_000_000) == pytest.approx(0.39, rel=0.01)
         assert prices.sum_s(1_000_000, 2) < prices.sum_s(1_000_000), "fewer rounds, fewer bytes"
@@ -165,12 +184,12 @@ class TestPredict:
         costs = [prices.whole(node, graph(), 0) for node in graph().nodes]
         program = lower(graph(), plan)
         found = predict(program, prices)
+        weights = [v for v in graph().values.values() if v.kind == "parameter"]
         first = costs[0].backward_input_s
         total = sum(cost.step_s for cost in costs) - first
-        own = prices.net_s(0) + 2 * len(costs) * prices.apply_s(0)
-        own += 2 * sum(prices.step_s(type(step), 0) for step in program.steps)
+        own = prices.net_s(len(weights), 0) + len(costs) * sum(prices.own_s("Operator", 0))
         assert found.step_s == pytest.approx(total + own, rel=0.03)
-        assert found.step_s > total + prices.net_s(0)
+        assert found.step_s > total + prices.net_s(len(weights), 0) > total
         assert found.exchange_s == (0.0,)
         assert found.bottleneck.startswith("compute on d0")
 
@@ -182,6 +201,17 @@ class TestPredict:
         found = predict(program, profile(4), memory=False)
         assert found.sent_bytes == counted.sent_bytes
         assert found.summed_bytes == counted.summed_bytes
+
+    def test_what_the_runtime_takes_itself_is_paid_for_every_step(self) -> None:
+        cluster = profile(4)
+        bare = tuple(replace(device, own=Own()) for device in cluster.devices)
+        without = predicted(replace(cluster, devices=bare), "tiles:4x1")
+        program = lower(graph(), plan_graph(graph(), 4, layout="tiles:4x1", groups="each"))
+        steps = cluster.devices[0].own.steps_s
+        kinds = [type(step).__name__ for step in program.steps]
+        least_s = sum(sum(steps[kind]) for kind in kinds if kind in ("Combine", "Exchange"))
+        found = predicted(cluster, "tiles:4x1")
+        assert found.compute_s[0] - without.compute_s[0] > least_s > 0
 
     def test_fast_links_make_a_step_nearly_as_many_times_faster(self) -> None:
         quick = {"mbit_per_s": 1e6, "latency_s": 0.0}

@@ -15,7 +15,8 @@ from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from terrazzo.runtime.courier import Courier, Job, Line
-from terrazzo.runtime.wire import Wire, WireError, window_bytes
+from terrazzo.runtime.end import WireError
+from terrazzo.runtime.wire import Wire, window_bytes
 
 WAIT_S = 20.0
 ADDRESS = (socket.AF_INET, "127.0.0.1")

@@ -32,6 +32,8 @@ CASES: list[tuple[str, tuple[Any, ...]]] = [
     ("aten.add.Tensor", (X, Y)),
     ("aten.conv2d.default", (X, Y, Ref("b"), (2, 1), (1, 0), (1, 1), 2)),
     ("aten.conv2d.default", (X, Y, None, (1, 1), (1, 1), (2, 1), 2)),
+    ("aten.max_pool2d.default", (X, (2, 2))),
+    ("aten.max_pool2d.default", (X, (3, 2), (2, 1), (1, 0))),
     ("terrazzo.normalize", NORM),
     ("terrazzo.moments", (X, "batch", 0)),
 ]
@@ -56,7 +58,9 @@ def test_as_autograd(op: str, args: tuple[Any, ...], overwrites: bool) -> None:
     assert written is not None
     result, kept = written.forward([tensor.clone() for tensor in tensors])
     torch.testing.assert_close(result, right.detach(), rtol=1e-13, atol=1e-13)
-    found = written.backward(None, grad, kept)  # type: ignore[arg-type]
+    given = grad.clone()
+    found = written.backward(None, given, kept, own=overwrites)  # type: ignore[arg-type]
+    assert overwrites or torch.equal(given, grad), "what others read is left alone"
     for one, other in zip(found, expected, strict=False):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -66,10 +70,16 @@ def test_a_falling_leaky_relu_is_left_to_autograd() -> None:
     assert derivative(call, wanted=[True], late=()) is None
 
 
+def test_wide_and_dilated_windows_are_left_to_autograd() -> None:
+    for args in ((X, (5, 5)), (X, (2, 2), (2, 2), (0, 0), (2, 2)), (X, 2, 2, 0, 1, True)):
+        assert derivative(Operator("aten.max_pool2d.default", args), wanted=[True], late=()) is None
+
+
 def test_only_what_flows_is_computed() -> None:
     call = Operator("aten.conv2d.default", (X, Y, None, (1, 1), (0, 0), (1, 1), 1))
     written = derivative(call, wanted=[False, True], late=())
     assert written is not None
     result, kept = written.forward([torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)])
-    flows = written.backward(None, torch.ones_like(result), kept)  # type: ignore[arg-type]
+    ones = torch.ones_like(result)
+    flows = written.backward(None, ones, kept, own=True)  # type: ignore[arg-type]
     assert flows[0] is None and flows[1] is not None

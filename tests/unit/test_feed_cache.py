@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from terrazzo.feed.arbiter import LEAST_RESERVE_BYTES, Memory, room_bytes
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.form import DECODED, ENCODED, freeze, thaw
 from terrazzo.feed.held import chance_of, choose_form
+from terrazzo.feed.rota import arranged
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.twosteps import in_two_steps
@@ -82,6 +84,27 @@ def test_each_epoch_reads_what_is_not_held(tmp_path: Path, workers: int) -> None
         assert read == pytest.approx(total - held, rel=0.01)
     plain = epochs(source_of(data, tmp_path / "plain", cache_bytes=0, workers=0), 6)
     assert found == plain, "what is held changes no sample"
+
+
+class Uneven(Augmented):
+    """Files of different sizes; those that come first are a fifth larger than the others."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, count=250)
+        draw, first = random.Random(5), set(arranged(self.count, 3, 0).tolist()[:16])
+        for index in range(self.count):
+            size = draw.randrange(20_000, 60_000) * (6 if index in first else 5) // 5
+            self.path(index).write_bytes(bytes([index]) * size)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_from_the_second_epoch_on_all_that_has_room_is_held(tmp_path: Path, share: float) -> None:
+    data = Uneven(tmp_path / "data")
+    total = data.total_bytes
+    source = source_of(data, tmp_path / "run", cache_bytes=int(share * total))
+    epochs(source, 4)
+    for read in read_bytes(tmp_path / "run")[1:]:
+        assert read / total == pytest.approx(1 - share, abs=0.01)
 
 
 def test_decoded_samples_are_held_where_that_saves_more(tmp_path: Path) -> None:
@@ -157,13 +180,18 @@ def test_a_subclass_with_a_way_of_its_own_is_not_taken_apart(tmp_path: Path) -> 
     assert found == epochs(source_of(data, tmp_path / "plain", cache_bytes=0, workers=0), 3)
 
 
-def test_a_sample_larger_than_the_cache_is_read_each_time(tmp_path: Path) -> None:
+def test_a_sample_larger_than_the_cache_is_read_each_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = Augmented(tmp_path / "data", size=8192)
     source = source_of(data, tmp_path / "run", cache_bytes=4096)
     epochs(source, 3)
     assert source.held is not None
     assert not source.held.places
     assert read_bytes(tmp_path / "run") == [data.total_bytes] * 3
+    told = [line for line in capfd.readouterr().err.splitlines() if "no samples are held" in line]
+    assert len(told) == 1, "once, and not in each epoch"
+    assert re.search(r"one takes 8\.\d KiB, and there is room for 4\.0 KiB", told[0]), told
 
 
 def test_a_held_file_that_changes_is_told(tmp_path: Path) -> None:
@@ -171,8 +199,12 @@ def test_a_held_file_that_changes_is_told(tmp_path: Path) -> None:
     source = source_of(data, tmp_path / "run", cache_bytes=MIB)
     epochs(source, 2)
     os.utime(data.path(5), ns=(1, 1))
-    with pytest.raises(DataError, match=r"005\.bin has changed since it was read first"):
+    with pytest.raises(DataError, match=r"005\.bin has changed since it was read first") as caught:
         list(source)
+    text = str(caught.value)
+    assert text.startswith("sample 5 of Augmented: ")
+    assert text.count(".bin") == 1, "no other file is blamed"
+    assert "Repair" not in text, "one remedy, and not two"
 
 
 def test_memory_is_given_back_and_nothing_changes(tmp_path: Path) -> None:

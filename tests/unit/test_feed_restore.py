@@ -30,6 +30,8 @@ class Streamed(IterableDataset[Any]):
 def loader(kind: str) -> Any:
     if kind == "a data set":
         return Numbers(draws=True)
+    if kind == "a stream, read ahead":
+        return Streamed()
     if kind == "iterable":
         return DataLoader(Streamed(), 4)
     workers = 2 if "workers" in kind else 0
@@ -49,7 +51,10 @@ def net() -> tz.Net:
 
 def begun(net: tz.Net, kind: str, options: dict[str, Any]) -> tz.Run:
     seed(0)
-    feeding = {**options, "batch_size": 4} if kind == "a data set" else options
+    has_loader = not kind.startswith("a ")
+    feeding = options if has_loader else {**options, "batch_size": 4}
+    if kind == "a stream, read ahead":
+        feeding["workers"] = 1
     return tz.Run(net, loader=loader(kind), feeding=feeding)
 
 
@@ -67,7 +72,14 @@ def seen(run: tz.Run, found: list[Any]) -> Iterator[int]:
 @pytest.mark.parametrize("options", [{}, {"workers": 1, "cache": "1MiB"}])
 @pytest.mark.parametrize(
     "kind",
-    ["shuffled", "shuffled, samples draw", "samples draw in workers", "iterable", "a data set"],
+    [
+        "shuffled",
+        "shuffled, samples draw",
+        "samples draw in workers",
+        "iterable",
+        "a data set",
+        "a stream, read ahead",
+    ],
 )
 def test_what_comes_after_is_what_would_have_come(
     net: tz.Net, kind: str, options: dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from terrazzo.errors import PeerLost
-from terrazzo.members.control import Control
+from terrazzo.members.control import INTERRUPTED, Control
 from terrazzo.members.hello import Challenge
 from terrazzo.members.line import HEAD
 from terrazzo.members.meeting import Family, call, come_later, heard, meet, tell, unwrapped
@@ -60,7 +60,11 @@ def test_a_listener_that_does_not_know_the_token_is_found_out() -> None:
 
 
 def two(strangers: Sequence[bytes] = ()) -> tuple[list[Control], dict[str, str]]:
-    """Two members that have met; and what they put where all can read it.
+    return met(2, strangers)
+
+
+def met(count: int, strangers: Sequence[bytes] = ()) -> tuple[list[Control], dict[str, str]]:
+    """Members that have met; and what they put where all can read it.
 
     ``strangers`` say this to device 0 before device 1 comes.
     """
@@ -77,7 +81,7 @@ def two(strangers: Sequence[bytes] = ()) -> tuple[list[Control], dict[str, str]]
             assert there.wait_for(lambda: key in told, 20)
             return told[key]
 
-    found: list[Any] = [None, None]
+    found: list[Any] = [None] * count
 
     def begin(me: int) -> None:
         at = (Family.AF_INET, "127.0.0.1")
@@ -86,9 +90,9 @@ def two(strangers: Sequence[bytes] = ()) -> tuple[list[Control], dict[str, str]]
             for data in strangers:
                 with socket.create_connection((host, int(port)), timeout=10) as stranger:
                     stranger.sendall(data)
-        found[me] = meet(me, 2, at=at, put=put, get=get, tie=0, limit_s=20)
+        found[me] = meet(me, count, at=at, put=put, get=get, tie=0, limit_s=20)
 
-    threads = [threading.Thread(target=begin, args=(me,)) for me in (0, 1)]
+    threads = [threading.Thread(target=begin, args=(me,)) for me in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -253,6 +257,27 @@ def test_who_waits_for_the_next_view_says_so() -> None:
     members[1].leave("the test is over")
     thread.join(10)
     members[0].leave("the test is over")
+
+
+def test_who_follows_names_the_device_that_failed_first() -> None:
+    """Device 0 hears of it from device 1 alone, which had heard it from device 2."""
+    members, _ = met(3)
+    with members[1]._changed:
+        members[1]._heed(2, ["bye", "RuntimeError: bad pixel", 2])
+    members[1].leave("PeerLost: device 2 failed: RuntimeError: bad pixel")
+    with pytest.raises(PeerLost, match=r"^device 2 failed: RuntimeError: bad pixel$"):
+        members[0].next_view(0)
+    members[2].leave(INTERRUPTED)
+    for member in members:
+        member.leave("the test is over")
+
+
+def test_who_was_interrupted_has_not_failed() -> None:
+    members, _ = two()
+    members[1].leave(INTERRUPTED)
+    with pytest.raises(PeerLost, match=r"^device 1 was interrupted$"):
+        members[0].next_view(0)
+    members[0].leave(INTERRUPTED)
 
 
 def wait_until(there: Callable[[], bool]) -> bool:

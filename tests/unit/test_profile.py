@@ -20,6 +20,7 @@ from terrazzo.records.profile import (
     LinkProfile,
     Load,
     Network,
+    Own,
     Profile,
     Timing,
 )
@@ -32,6 +33,8 @@ sizes = st.integers(1, 10**9)
 seconds, shares, rates = st.floats(1e-9, 1e4), st.floats(0, 1), st.floats(1e2, 1e13)
 loads = st.builds(Load, st.text(max_size=20), sizes, sizes, sizes, sizes, sizes, sizes)
 timings = st.builds(Timing, loads, seconds, st.none() | seconds, st.none() | seconds)
+steps = st.dictionaries(st.text(max_size=8), st.tuples(shares, shares), max_size=3)
+owns = st.builds(Own, steps, shares, shares)
 devices = st.builds(
     DeviceProfile,
     name=st.text(max_size=8),
@@ -44,12 +47,14 @@ devices = st.builds(
     copy_bytes_per_s=rates,
     fresh_s_per_byte=shares,
     update_s_per_element=st.dictionaries(st.sampled_from(["sgd", "adam"]), shares),
+    own=owns,
+    saved_s=shares,
     timings=st.lists(timings, max_size=3).map(tuple),
     took_s=seconds,
     left_out=st.integers(0, 9),
 )
 pairs = st.lists(st.tuples(sizes, seconds), max_size=3).map(tuple)
-links = st.builds(LinkProfile, rates, rates, shares, shares, shares)
+links = st.builds(LinkProfile, rates, rates, shares, shares, shares, shares)
 
 
 def networks(count: int) -> st.SearchStrategy[Network]:
@@ -60,7 +65,6 @@ def networks(count: int) -> st.SearchStrategy[Network]:
         alone_bytes_per_s=rates,
         together_bytes_per_s=rates,
         sums_s=pairs,
-        gathers_s=pairs,
     )
 
 
@@ -82,8 +86,8 @@ def made(**changes: str) -> Profile:
         "pi3-0", MACHINE, "ondemand", 1, 900 << 20, 10.0, (1e-6, 2e-6), 1e9, 1e-9, {"sgd": 1e-9},
         (Timing(Load("conv2d 3x3 s1", 100, 9, 8, 300, 800, 9), 1e-3, 2e-3, 3e-3),),
     )  # fmt: skip
-    link = LinkProfile(1.1e7, 1.2e7, 4e-3, 1e-9, 2e-4)
-    network = Network((link, link), False, 1.2e7, 2.3e7, ((1 << 20, 0.1),), ((1024, 0.01),))
+    link = LinkProfile(1.1e7, 1.2e7, 4e-3, 1e-9, 2e-4, 1e-9)
+    network = Network((link, link), False, 1.2e7, 2.3e7, ((1 << 20, 0.1),))
     return Profile({**KEY, **changes}, (device, replace(device, name="pi3-1")), network, 1.7e9)
 
 
@@ -96,7 +100,7 @@ class TestRecord:
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "old.json"
         path.write_text(json.dumps({**json.loads(made().to_json()), "version": 0}))
-        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 1"):
+        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 2"):
             Profile.load(path)
 
     def test_a_missing_part_is_named(self) -> None:

@@ -175,7 +175,7 @@ class TestChoice:
         letters = kinds(found)
         assert "h" in letters[0]
         assert "c" in letters[-1]
-        fixed_s = Prices(profile(4)).net_s(0)  # whatever the plan
+        fixed_s = Prices(profile(4)).net_s(0, 0)  # whatever the plan
         uniform = [t.prediction.step_s - fixed_s for t in found.rejected if "everywhere" in t.name]
         assert found.best.prediction.step_s - fixed_s < 0.97 * min(uniform)
 
@@ -191,7 +191,7 @@ class TestChoice:
             found = search(mixed(), profile(3, mbit_per_s=rate))
             single = plan_graph(mixed(), 1, layout="whole", groups="one")
             limit = predict(lower(mixed(), single), profile(1)).step_s
-            notes_s = 3 * Prices(profile(3, mbit_per_s=rate)).gather_s(128)
+            notes_s = 3 * Prices(profile(3, mbit_per_s=rate)).notes_s(128)
             assert found.best.prediction.step_s <= limit + notes_s
 
     def test_over_very_slow_links_nothing_is_sent(self) -> None:
@@ -293,8 +293,8 @@ class TestStretch:
         ground = Ground(small(), Prices(cluster))
         last = len(ground.graph.nodes) - 1
         found = price(ground, Layout.parse(layout), first=0, last=last)
-        fixed_s = 3 * Prices(cluster).gather_s(128) + Prices(cluster).net_s(0)
-        computed_s = max(whole.compute_s) - Prices(cluster).net_s(0)
+        fixed_s = 3 * Prices(cluster).notes_s(128) + Prices(cluster).net_s(0, 0)
+        computed_s = max(whole.compute_s) - Prices(cluster).net_s(0, 0)
         assert 0.85 * computed_s < found.work_s < 1.02 * (whole.step_s - fixed_s)
 
     def test_groups_of_images_are_joined(self) -> None:

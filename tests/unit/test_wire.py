@@ -6,13 +6,15 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from terrazzo.members import hello
-from terrazzo.runtime.wire import Parcel, Wire, WireError, window_bytes
+from terrazzo.runtime.end import WireError
+from terrazzo.runtime.wire import Parcel, Wire, window_bytes
 
 ADDRESS = (socket.AF_INET, "127.0.0.1")
 
@@ -130,3 +132,48 @@ def test_a_stranger_who_calls_is_sent_away() -> None:
     got = torch.empty(3)
     together(lambda: talked(one, [(1, torch.ones(3))], []), lambda: talked(other, [], [(0, got)]))
     assert torch.equal(got, torch.ones(3))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("size", [3, 70_000])
+@pytest.mark.parametrize("under_way", [0, 9, 100_000])
+def test_what_is_combined_is_the_same_on_all_also_while_boxes_travel(
+    count: int, size: int, under_way: int
+) -> None:
+    """In more rounds than there are devices, so that each of them makes it for all once."""
+    found, rounds = wires(count), count + 2
+    parts = torch.randn(rounds, count, size)
+    boxes = torch.randn(count, count, under_way)
+    got, answers = torch.zeros_like(boxes), torch.zeros(count, rounds, size)
+    did: list[int] = []
+
+    def talk(device: int) -> None:
+        wire = found[device]
+        others = [peer for peer in range(count) if peer != device]
+        for turn in range(rounds):
+            begun = wire.begin(
+                [(peer, boxes[device, peer]) for peer in others] if under_way else [],
+                [(peer, got[device, peer]) for peer in others] if under_way else [],
+            )
+            answers[device, turn] = wire.combine(
+                parts[turn, device], lambda rows: rows.sum(0), meanwhile=lambda: did.append(device)
+            )
+            wire.end(begun)
+
+    together(*(partial(talk, device) for device in range(count)))
+    for device in range(count):
+        assert torch.equal(answers[device], parts.sum(1))
+        for peer in set(range(count)) - {device} if under_way else ():
+            assert torch.equal(got[device, peer], boxes[peer, device])
+    assert sorted(did) == sorted([*range(count)] * rounds)
+
+
+def test_who_is_lost_while_another_combines_is_named_by_that_one() -> None:
+    first, *others, last = wires(4)
+    last.close()
+    with pytest.raises(WireError, match=r"closed|reset") as caught:
+        together(
+            lambda: first.combine(torch.zeros(1), lambda rows: rows.sum(0)) and None,
+            *(lambda wire=wire: wire.begin([(0, torch.zeros(1))], []) and None for wire in others),
+        )
+    assert caught.value.peer == 3

@@ -8,7 +8,9 @@ from typing import Any
 
 from terrazzo.errors import UsageError
 
-SIDES = {"unet32": 512, "unet32-bilinear": 512, "yolov2": 416, "yolov2-front": 416} | {
+SIDES = {
+    "unet32": 512, "unet32-bilinear": 512,
+    "yolov2": 416, "yolov2-front": 416, "yolov2-front-bare": 416,
     "yolov2-small": 128, "darknet-small": 128, "vgg": 96,
 }  # fmt: skip
 USUAL_SIDE = 224

@@ -57,6 +57,8 @@ class _Worker:
 
     def _try_choices(self) -> None:
         """Each choice in its order, until one is slower than the best before it, or time is up."""
+        from terrazzo.runtime.allocator import trim
+
         job, best, tried_s = self.job, float("inf"), 0.0
         choices = self.trainer.choices if job.choice is None else [job.choice]
         for number, choice in enumerate(choices):
@@ -66,6 +68,7 @@ class _Worker:
             self.trainer.step()
             if job.keep_gradients and number == 0:
                 self._save_gradients()
+                trim()  # whole gradients lay here, which no training asks for
             self.trainer.update()
             if self.together:  # only now buckets, connections and free memory are as they stay
                 self.trainer.step()

@@ -64,17 +64,8 @@ def check(options: argparse.Namespace) -> int:
 
 def _table(cluster: Cluster, facts: Sequence[Facts | HostError], screen: Screen) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in (
-        "device",
-        "address",
-        "Python",
-        "torch",
-        "cores",
-        "memory free",
-        "disk",
-        "clock",
-    ):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("address", "torch"))
+    for heading in ("device", "address", "software", "cores", "free", "clock"):
+        table.add_column(heading, overflow="fold")
     for device, fact in zip(cluster.devices, facts, strict=True):
         if isinstance(fact, HostError):
             table.add_row(device.name, Text("not reached", style="bold red"))
@@ -82,11 +73,9 @@ def _table(cluster: Cluster, facts: Sequence[Facts | HostError], screen: Screen)
         table.add_row(
             device.name,
             f"{fact.address(device)}\n{fact.interface(device)}",
-            fact.python,
-            fact.versions.get("torch") or "none",
+            f"Python {fact.python}\ntorch {fact.versions.get('torch') or 'none'}",
             str(fact.cores),
-            f"{bytes_text(fact.available_bytes)} of {bytes_text(fact.memory_bytes)}",
-            bytes_text(fact.free_bytes),
+            f"{bytes_text(fact.available_bytes)} memory\n{bytes_text(fact.free_bytes)} disk",
             _clock(fact),
         )
     screen.console.print(table)

@@ -110,11 +110,12 @@ class ModelReference:
         return zoo.build(self.name)
 
     def value(self) -> Any:
-        """What the name stands for; a function without arguments is called."""
+        """What the name stands for; a function or class without arguments is called."""
         if not self.source:
             raise ModelError(f"{self.name!r} names no callable; {FORM}")
         found = self._find(self._import())
-        if not callable(found) or hasattr(found, "__getitem__"):
+        is_there = hasattr(found, "__getitem__") and not isinstance(found, type)
+        if is_there or not callable(found):
             return found
         try:
             return found()

@@ -65,9 +65,11 @@ def add_stalls(below: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--model", metavar="MODEL", help="instead of a script: FILE.py:CALLABLE")
     parser.add_argument(
-        "--data", metavar="MODEL", help="a data set for it, also as FILE.py:CALLABLE"
+        "--data", metavar="DATA", help="a data set or loader for it, as FILE.py:CALLABLE"
     )
-    parser.add_argument("--batch", type=int, default=8, help="images a step (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="samples a step of a data set (default: %(default)s)"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument(
@@ -151,7 +153,7 @@ def _trial(trial: Trial, command: Sequence[str], hosts: Hosts, path: Path) -> Se
         list(command), hosts, folder=folder, name=trial.mode, env={TRIAL: trial.to_text()}
     )
     if result.failure:
-        raise RunError(f"the {trial.mode} trial failed: {result.failure}")
+        raise RunError(f"the {trial.mode} trial failed: {result.failure.in_short}")
     return Seen.read(path)
 
 

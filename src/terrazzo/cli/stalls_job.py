@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import terrazzo as tz
 from terrazzo.cli.model import ModelReference
@@ -31,12 +32,7 @@ def main() -> int:
 def _train(model_text: str, data_text: str, batch: int) -> None:
     device = tz.init()
     model = ModelReference.parse(model_text).build().train()
-    data = ModelReference.parse(data_text).value()
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise UsageError(f"{data_text} is a {type(data).__name__}, not a map-style data set")
-    if len(data) < batch:
-        raise UsageError(f"data set {data_text} has {len(data)} samples, --batch is {batch}")
-    loader = DataLoader(data, batch_size=batch, shuffle=True, drop_last=True)
+    loader = _loader(data_text, batch)
     x = _picture(next(iter(loader)))
     net = tz.parallelize(model, (_scaled(x),))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
@@ -48,6 +44,26 @@ def _train(model_text: str, data_text: str, batch: int) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
+
+
+def _loader(text: str, batch: int) -> DataLoader[Any]:
+    """Of whatever the name stands for: a loader, or a data set of either kind."""
+    data = ModelReference.parse(text).value()
+    if isinstance(data, DataLoader):
+        return data
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch, drop_last=True)
+    is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, nn.Module) or not is_map:
+        raise UsageError(
+            f"{text} is a {type(data).__name__}: --data wants a data set (with a length and "
+            "numbered samples, or an IterableDataset) or a DataLoader"
+        )
+    if len(data) < batch:
+        raise UsageError(
+            f"data set {text} has {len(data)} samples, --batch is {batch}: give no more than that"
+        )
+    return DataLoader(data, batch_size=batch, shuffle=True, drop_last=True)
 
 
 def _first(batch: Any) -> Any:

@@ -41,7 +41,7 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
     if found.advice.media:
         screen.title("The same data elsewhere, by usual figures of such media")
         for name, workers, step_s in found.advice.media:
-            word = count_text(workers, "worker")
+            word = _workers(workers)
             screen.raw(f"{name:<20}{word:<12}{seconds_text(step_s):>9}")
         screen.line(cheaper(found))
     screen.title("Recommended, as options of tz.feed where they have a name")
@@ -51,10 +51,14 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
 
 def _set_up(found: Diagnosis) -> str:
     usual, facts = found.usual, found.facts
-    who = count_text(usual.workers, "worker") if usual.workers else "no workers"
+    who = _workers(usual.workers)
     size = f", {bytes_text(facts.stored_bytes)} stored each" if facts.stored_bytes else ""
     cores = f"{found.pipeline.cores:.3g} {'core' if found.pipeline.cores == 1 else 'cores'}"
     return f"{facts.batch:g} samples a step{size}; {who}, {cores}; {usual.steps} steps measured"
+
+
+def _workers(count: int) -> str:
+    return count_text(count, "worker") if count else "no workers"
 
 
 def _difference(found: Diagnosis) -> str:
@@ -109,8 +113,8 @@ def cheaper(found: Diagnosis) -> str:
     for other, count, step_s in others:
         if step_s <= best_s * (1 + ALIKE):
             return (
-                f"{other} with {count_text(count, 'worker')} would do as well as {name} with "
-                f"{count_text(workers, 'worker')}."
+                f"{other} with {_workers(count)} would do as well as {name} with "
+                f"{_workers(workers)}."
             )
     return f"No cheaper medium would do as well as {name}, however many workers read it."
 
@@ -150,7 +154,7 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
     drawn, begin_s, end_s = _drawn(seen[USUAL].steps)
     changes = [(name, seconds_text(step_s), words) for name, step_s, words in gains(found)]
     media = [
-        (name, count_text(workers, "worker"), seconds_text(step_s))
+        (name, _workers(workers), seconds_text(step_s))
         for name, workers, step_s in found.advice.media
     ]
     body = [

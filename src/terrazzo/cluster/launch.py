@@ -315,7 +315,7 @@ class _Watch:
         others = len(self._running())
         if others:
             what = (
-                "was left behind"
+                "ended, since it may not go on without the others"  # left behind, or too few
                 if status == LEFT_BEHIND
                 else f"ended with {process.failure().reason}"
             )

@@ -19,6 +19,7 @@ from terrazzo.errors import LaunchError
 
 LEASH = Path(__file__).with_name("leash.py")
 LAST_LINES = 20
+TRACEBACK = "Traceback (most recent call last)"
 CHUNK_BYTES = 65536
 LONGEST_LINE = 1 << 20  # a stream without line ends must not fill memory
 
@@ -43,11 +44,19 @@ class Failure:
         hint = ", often the system running out of memory" if name == "SIGKILL" else ""
         return f"signal {-self.status} ({name}{hint})"
 
+    @property
+    def in_short(self) -> str:
+        """For who has seen the lines already; the last one of a traceback says what is wrong."""
+        last = [line.strip() for line in self.last_lines if line.strip()][-1:]
+        return ": ".join([f"{self.name} failed with {self.reason}", *last])
+
     def __str__(self) -> str:
         head = f"{self.name} failed with {self.reason}"
         if not self.last_lines:
             return f"{head}; it wrote nothing to stderr"
-        return "\n  ".join([f"{head}; its last lines on stderr:", *self.last_lines])
+        starts = [at for at, line in enumerate(self.last_lines) if TRACEBACK in line]
+        lines = self.last_lines[starts[0] if starts else 0 :]  # how far it had come is no cause
+        return "\n  ".join([f"{head}; its last lines on stderr:", *lines])
 
 
 class LineStream:

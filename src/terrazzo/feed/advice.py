@@ -158,7 +158,7 @@ def _caches(now: Pipeline, facts: Facts) -> Iterator[Gain]:
     if not facts.set_bytes:
         return
     sizes = [size for size in CACHES_BYTES if size < facts.set_bytes]
-    for size in (*sizes, int(facts.set_bytes)):
+    for size in (*(sizes or [int(facts.set_bytes / 2)]), int(facts.set_bytes)):
         share = size / facts.set_bytes
         step_s = now.with_cache(share).step_s
         yield Gain(f"{bytes_text(size)} of cache, {share:.0%} of the data set", step_s)

@@ -9,6 +9,7 @@ from typing import Any
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.source import Source
 from terrazzo.feed.sources import Plain
+from terrazzo.feed.stays import goes_its_own_way
 
 
 class Alone:
@@ -46,7 +47,10 @@ class Alone:
     @property
     def _has_seeds(self) -> bool:
         """Whether samples draw from nothing that is shared, so that none need be read again."""
-        return isinstance(self.source, Source) and self.source.options.seed is not None
+        source = self.source
+        if not isinstance(source, Source) or goes_its_own_way(source.loader):
+            return False
+        return source.options.seed is not None
 
     def __iter__(self) -> Iterator[Any]:
         if self._batches is None:

@@ -57,6 +57,7 @@ class Seen:
         facts = TrialFacts.from_json(path.read_text(encoding="utf-8"))
         if facts.mode == USUAL:  # workers are being started in the first half
             found = stalls_of(steps, skip=len(steps) // 2) or found
+            found = replace(found, workers=max(found.workers, facts.own_workers))
         return cls(found, facts, steps)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from terrazzo.errors import DataError
 from terrazzo.feed.large import Large
+from terrazzo.feed.stamps import Stamps, changed
 
 MOST_BYTES = 64 << 20
 """A larger file is an archive that samples are read from, and is left alone."""
@@ -61,23 +62,27 @@ _open = io.open
 class Names:
     """Only the name of the file that was opened last, where nothing is held and nothing timed."""
 
-    def __init__(self) -> None:
-        self.last = ""
+    def __init__(self, stamps: Stamps | None = None) -> None:
+        """Without ``stamps`` files may change as they like."""
+        self.last, self.stamps = "", stamps
         self.thread = threading.get_ident()
 
     def open(self, file: Any, *rest: Any, **options: Any) -> Any:
         """Instead of ``open``."""
         path = _path(file)
-        if path is not None and threading.get_ident() == self.thread:
-            self.last = path
-        return _open(file, *rest, **options)
+        if path is None or threading.get_ident() != self.thread:
+            return _open(file, *rest, **options)
+        self.last = path
+        found = _open(file, *rest, **options)
+        return _noted(self.stamps, found, path, rest[0] if rest else options.get("mode", "r"))
 
 
 class Files:
     """The files of the sample that is being made."""
 
-    def __init__(self) -> None:
-        self.last = ""
+    def __init__(self, stamps: Stamps | None = None) -> None:
+        """Without ``stamps`` files may change as they like, as long as they are not held."""
+        self.last, self.stamped = "", stamps
         self.read_s = self.cpu_s = 0.0
         self.read_bytes = 0
         self.fetched: Any = None
@@ -149,13 +154,15 @@ class Files:
             return _open(file, mode, buffering, *rest, **options)
         self.last = path
         if not is_plain:
-            return _open(file, mode, buffering, *rest, **options)
+            found = _noted(self.stamped, _open(file, mode, buffering, *rest, **options), path, mode)
+            if _reads(mode):
+                self.stamps.append((path, os.fstat(found.fileno()).st_mtime_ns))
+            return found
         held = self._held.get(path)
-        if held is not None:
-            check([held[:2]])
+        if held is not None and self._is_still(held):
             return Copy(held[2], path)
         with self.timed():
-            found = _open(path, "rb", buffering)
+            found = _noted(self.stamped, _open(path, "rb", buffering), path, mode)
             facts = os.fstat(found.fileno())
             self.stamps.append((path, facts.st_mtime_ns))
             if self._is_shared(path):
@@ -173,6 +180,18 @@ class Files:
         large = Large(io.FileIO(path), self.timed, self._count)
         self._large.append(large)
         return io.BufferedReader(large) if buffering else large
+
+    def _is_still(self, held: Opened) -> bool:
+        """Whether a file is what is held of it; False: it was changed on purpose."""
+        path, changed_ns, _ = held
+        try:
+            facts = Path(path).stat()
+        except OSError:  # one that is gone is still held
+            return True
+        is_known = self.stamped is not None and self.stamped.note(path, facts)
+        if facts.st_mtime_ns != changed_ns and not is_known:
+            raise changed(path)
+        return facts.st_mtime_ns == changed_ns
 
     def _count(self, read_bytes: int) -> None:
         self.read_bytes += read_bytes
@@ -193,10 +212,26 @@ def check(stamps: Sequence[Stamp]) -> None:
         except OSError:
             continue
         if now != changed_ns:
-            raise DataError(
-                f"{path} has changed since it was read first: the data set is another one now. "
-                "Train on a copy that stays as it is, or hold nothing in memory: cache=0"
-            )
+            raise changed(path)
+
+
+def _reads(mode: str) -> bool:
+    return "r" in mode and "+" not in mode
+
+
+def _noted(stamps: Stamps | None, found: Any, path: str, mode: str) -> Any:
+    """A file that was just opened; what a data set writes itself is not looked at."""
+    if stamps is None:
+        return found
+    if not _reads(mode):
+        stamps.leave(path)
+        return found
+    try:
+        stamps.note(path, os.fstat(found.fileno()))
+    except DataError:
+        found.close()
+        raise
+    return found
 
 
 def _path(file: Any) -> str | None:

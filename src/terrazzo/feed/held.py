@@ -12,6 +12,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,9 @@ AT_MOST = 128
 """If none of so many could be weighed, holding is given up."""
 LATEST = 256
 """Of so many samples the seconds are kept that holding them saves."""
+SURE = 2.0
+"""So many times as much is chosen as fits by what is known of sizes, of sixteen samples at first:
+what is too much finds no room, and what is too little would be read in each epoch."""
 FULL_AFTER = 4
 """Another device that has had no room so often is offered nothing more in this epoch."""
 KEY_BYTES = 32
@@ -60,11 +64,13 @@ class Weight:
 
     count: int = 0
     total_bytes: int = 0
+    least_bytes: float = inf
     saved_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
 
     def add(self, size_bytes: int, saves_s: float) -> None:
         self.count += 1
         self.total_bytes += size_bytes
+        self.least_bytes = min(self.least_bytes, size_bytes)
         self.saved_s.append(saves_s)
 
     @property
@@ -134,12 +140,20 @@ class Held:
     def held_bytes(self) -> int:
         return self.arena.used_bytes
 
+    @property
+    def too_large_bytes(self) -> int:
+        """What a sample takes where not one finds room; 0: some do, or it is not known."""
+        weight = self._weights.get(self.form)
+        if weight is None or self.places or self.peers:
+            return 0
+        return int(weight.mean_bytes) if weight.mean_bytes > self.arena.limit_bytes else 0
+
     # ---- what to do with a batch -----------------------------------------------------------
 
     def shelved(self, indices: Iterable[Any]) -> Shelved:
         """What is known of the samples of a batch."""
         found = Shelved(key=self.key)
-        keeps, rooms = not self.is_useless and self.arena.limit_bytes > 0, self._rooms()
+        keeps, rooms = not self.is_useless and self._has_room, self._rooms()
         for index in indices:
             place = self.places.find(index)
             if place is not None:
@@ -162,6 +176,13 @@ class Held:
             self._weighed += len(found.keep)
             self.is_useless = not self._weights and self._weighed > AT_MOST
         return found
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another sample may fit; small ones do when most do not any more."""
+        weight = self._weights.get(self.form)
+        least = 0.0 if weight is None else weight.least_bytes
+        return self.arena.limit_bytes > 0 and self.arena.free_bytes >= least
 
     def _owner(self, index: Any, rooms: list[tuple[int, int]]) -> int | None:
         """The device that is to hold a sample; None: nobody."""
@@ -237,7 +258,7 @@ class Held:
             self.is_useless = True
             return
         self.form = found
-        self.threshold = room / max(means[found][0] * self.samples, 1.0)
+        self.threshold = SURE * room / max(means[found][0] * self.samples, 1.0)
 
     def widen(self) -> None:
         """At the end of an epoch sizes are known better; what is left of the room is used."""
@@ -245,7 +266,7 @@ class Held:
         if self.form not in self._weights:
             return
         mean, room = self._weights[self.form].mean_bytes, sum(room for _, room in self._rooms())
-        self.threshold = max(self.threshold, room / max(mean * self.samples, 1.0))
+        self.threshold = max(self.threshold, SURE * room / max(mean * self.samples, 1.0))
 
     # ---- what goes -------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from terrazzo.feed.arbiter import MEMORY_EVERY_S
@@ -14,6 +15,7 @@ from terrazzo.feed.stock import Stock
 from terrazzo.feed.tally import say
 from terrazzo.feed.task import Made, Recipe, Shelved
 from terrazzo.records.stage import HELD
+from terrazzo.records.units import bytes_text
 from terrazzo.runtime.recorder import Recorder
 
 
@@ -55,11 +57,31 @@ class Larder:
     def renew(self) -> None:
         """The data set may have changed since something was held of it."""
         held, now = self.held, likeness(self.recipe.dataset)
+        if self.recipe.stamps is not None:
+            self.recipe.stamps.begin(now)
         if held is None or held.like == now:
             return
         if held.like is not None:
             held.renew(in_two_steps=self.recipe.in_two_steps)
         held.like = now
+
+    def look(self) -> None:
+        """When an epoch begins, or workers start: with the set a script may have changed files."""
+        if self.recipe.stamps is not None:
+            self.recipe.stamps.begin(likeness(self.recipe.dataset))
+
+    def look_back(self) -> None:
+        """At its end, or in the middle of it: what is another one now has changed by reading."""
+        if self.recipe.stamps is not None:
+            self.recipe.stamps.end(likeness(self.recipe.dataset))
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """An epoch that is read in this process."""
+        self.look()
+        try:
+            yield from batches
+        finally:
+            self.look_back()
 
     def share(self) -> None:
         """Looks who holds samples for this device; some may be gone, or have come."""
@@ -105,6 +127,9 @@ class Larder:
                 "what samples are made of is not seen as files that are opened, and they draw "
                 "random numbers, or making them costs nothing"
             )
+        elif size_bytes := self.held.too_large_bytes:
+            room = bytes_text(self.held.arena.limit_bytes)
+            self.tell_useless(f"one takes {bytes_text(size_bytes)}, and there is room for {room}")
 
     def tell_useless(self, why: str) -> None:
         """Once, to a user who has asked for a cache."""

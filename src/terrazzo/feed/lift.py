@@ -11,17 +11,20 @@ for their turn do not fill the memory of the GPU.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terrazzo.feed.choice import GAIN, LEAST, SKIPPED, Choice
+from terrazzo.feed.copying import Copying, Mark
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.part import Part
+from terrazzo.runtime.recorder import Recorder
 
 PLAIN, PINNED = "plain", "pinned"
 TRIED = SKIPPED + 1 + LEAST
@@ -51,15 +54,36 @@ class Buffer:
         return found
 
 
+class Trip(NamedTuple):
+    """The way of a batch onto a GPU: when that was ready for it, and when it was there."""
+
+    batch: int
+    ready: Mark
+    arrived: Mark
+
+    @property
+    def late_s(self) -> float | None:
+        """How long the GPU did nothing but wait for it; None: that is not known."""
+        return self.ready.until_s(self.arrived)
+
+
 class Lift:
     """Brings the batches of all epochs of a loop onto a device."""
 
-    def __init__(self, device: str | torch.device) -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self,
+        device: str | torch.device,
+        *,
+        recorder: Callable[[], Recorder | None] = lambda: None,
+    ) -> None:
+        self.device, self.recorder = torch.device(device), recorder
         self.choice = Choice()
+        self.epoch = 0
         self._given = {PLAIN: 0, PINNED: 0}
         self._buffers: dict[tuple[Any, ...], Buffer] = {}
-        self._queued: deque[torch.cuda.Event] = deque()
+        self._queued: deque[tuple[Mark, Trip | None]] = deque()
+        self._trip: Trip | None = None
+        """Of the batch that was handed out last, if it may still be under way."""
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -73,27 +97,63 @@ class Lift:
         return PINNED if pinned_s is None or pinned_s < (1 - GAIN) * plain_s else PLAIN
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        copying = Copying(self.recorder(), epoch=self.epoch)
+        self.epoch += 1
         before = self.way
         self.choice.begin()
-        for batch in batches:
+        for number, batch in enumerate(batches):
             way = self.way
             self.choice.step(before)  # the step that is over was fed so
             if way != before:
                 self.choice.begin()
-            yield self._brought(batch, way)
-            self._let_catch_up()
+            yield self._timed(batch, way, number, copying)
+            self._let_catch_up(copying)
             before = way
             self._given[way] += 1
 
-    def _let_catch_up(self) -> None:
+    def _timed(self, batch: Any, way: str, number: int, copying: Copying) -> Any:
+        """A batch on the device, or on its way there; what that takes of the loop is told."""
+        self._trip = None
+        if not copying.is_asked:
+            return self._brought(batch, way)
+        begin, size_bytes = time.perf_counter(), self._far_bytes(batch)
+        if self._stream is None:
+            brought = self._brought(batch, way)
+            copying.in_loop(begin, batch=number, size_bytes=size_bytes)
+            return brought
+        now = torch.cuda.current_stream(self.device)
+        ready = Mark(now)
+        brought = self._brought(batch, way)
+        trip = Trip(number, ready, Mark(now if way == PLAIN else self._stream))
+        if way == PLAIN:
+            trip.arrived.wait()  # as each copy has waited already
+            copying.in_loop(begin, batch=number, size_bytes=size_bytes, copied_s=trip.late_s)
+        else:
+            copying.in_loop(begin, batch=number, size_bytes=size_bytes)
+            self._trip = trip
+        return brought
+
+    def _far_bytes(self, batch: Any) -> int:
+        """What of a batch is not on the device yet."""
+        leaves = pytree.tree_leaves(batch)
+        tensors = [leaf.tensor if isinstance(leaf, Part) else leaf for leaf in leaves]
+        return sum(
+            tensor.nbytes
+            for tensor in tensors
+            if isinstance(tensor, Tensor) and tensor.device.type != self.device.type
+        )
+
+    def _let_catch_up(self, copying: Copying) -> None:
         """The work of a step has been queued: waits for the one before the one before it."""
         if self._stream is None:
             return
-        queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        queued.record(torch.cuda.current_stream(self.device))
-        self._queued.append(queued)
+        self._queued.append((Mark(torch.cuda.current_stream(self.device)), self._trip))
         if len(self._queued) > RUN_AHEAD:
-            self._queued.popleft().synchronize()
+            done, earlier = self._queued.popleft()
+            begin = time.perf_counter()
+            done.wait()
+            if earlier is not None and copying.is_asked:
+                copying.in_loop(begin, batch=earlier.batch, copied_s=earlier.late_s or 0.0)
 
     def _brought(self, batch: Any, way: str) -> Any:
         leaves, tree = pytree.tree_flatten(batch)
@@ -134,5 +194,5 @@ def lift_of(net: Net, device: str | torch.device) -> Lift:
     lifts: dict[tuple[torch.device, bool], Lift] = net.__dict__.setdefault("_lifts", {})
     key = (torch.device(device), net.training)
     if key not in lifts:
-        lifts[key] = Lift(device)
+        lifts[key] = Lift(device, recorder=lambda: net.links.recorder)
     return lifts[key]

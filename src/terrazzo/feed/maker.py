@@ -7,10 +7,12 @@ It does what a DataLoader does with a list of indices, and times it. What a data
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch.utils import _pytree as pytree
 from torch.utils.data._utils import worker as torch_worker
 
 from terrazzo.errors import DataError
@@ -35,8 +37,8 @@ class Maker:
 
     def __init__(self, recipe: Recipe, arena: Arena | None = None, *, watch: bool = False) -> None:
         self.recipe, self.arena = recipe, arena
-        self.files = Files() if watch else None
-        self._names = Names()
+        self.files = Files(recipe.stamps) if watch else None
+        self._names = Names(recipe.stamps)
         self.at: Callable[[Any], None] = lambda index: None
         """Told of each sample before it is made, so that its name outlives this process."""
         self.peers = Peers()
@@ -47,7 +49,7 @@ class Maker:
 
     def hold(self, arena: Arena) -> None:
         """From now on samples are kept there."""
-        self.arena, self.files = arena, Files()
+        self.arena, self.files = arena, Files(self.recipe.stamps)
 
     def watching(self) -> AbstractContextManager[None]:
         """Within, files are seen where samples are kept, and elsewhere their names."""
@@ -127,14 +129,15 @@ class Maker:
         try:
             return self.recipe.collate(data)
         except Exception as error:
+            odd = _odd_one(data, task.indices)
             raise DataError(
                 f"samples {_few(task.indices)} could not be put into a batch: "
-                f"{type(error).__name__}: {error}. Look at the collate function, and at samples of "
-                "different shapes"
+                f"{odd or f'{type(error).__name__}: {error}'}. Look at the collate function, and "
+                "at samples of different shapes"
             ) from error
 
     def _sample(self, index: Any, task: Task, made: Made) -> Any:
-        shelved = task.shelved
+        shelved, (self.files or self._names).last = task.shelved, ""
         held = self._held(shelved.held.get(index))
         if held is not None and shelved.held[index].form == DECODED:
             self._from_memory += 1
@@ -235,12 +238,15 @@ class Maker:
 
     def _blame(self, which: str, error: Exception) -> DataError:
         name = type(self.recipe.dataset).__name__
+        if isinstance(error, DataError):  # it says itself which file, and what to do
+            return DataError(f"{which} of {name}: {error}")
         last = (self.files or self._names).last
         file = f" (file {last})" if last else ""
-        or_skip = ', or leave such samples out: tz.feed(..., bad="skip")'
+        can_skip = self.recipe.by_sample and not self.recipe.skip
+        or_skip = ', or leave such samples out: tz.feed(..., bad="skip")' if can_skip else ""
         return DataError(
             f"{which} of {name}{file} could not be read: {type(error).__name__}: {error}. "
-            f"Repair or remove it{or_skip if self.recipe.by_sample else ''}"
+            f"Repair or remove it{or_skip}"
         )
 
 
@@ -259,6 +265,25 @@ def make_drawn(maker: Maker, task: Task) -> Made:
         after = draws.states()
         made.states = None if draws.same(before, after) else after
     return made
+
+
+def _odd_one(data: Any, indices: Any) -> str:
+    """The first sample whose tensors are not shaped as those of most; empty: that is not known."""
+    if not isinstance(data, list) or not isinstance(indices, list) or len(data) != len(indices):
+        return ""
+    shapes = [
+        tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves(one) if hasattr(leaf, "shape"))
+        for one in data
+    ]
+    usual = Counter(shapes).most_common(1)[0][0]
+    for index, found in zip(indices, shapes, strict=True):
+        if found != usual:
+            return f"sample {index} has {_shapes(found)}, most have {_shapes(usual)}"
+    return ""
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join("x".join(map(str, shape)) or "a number" for shape in shapes) or "no tensors"
 
 
 def _few(indices: Sequence[Any]) -> str:

@@ -57,6 +57,8 @@ class Passage:
             source.hold()
         if source.has_changed():
             source.renew()
+        elif not source.tuner.settings.workers:
+            source.larder.look()
         self.epoch = Epoch(self.loader)
         for number in range(self.skip):
             self.epoch.next(number)
@@ -85,6 +87,8 @@ class Passage:
         finally:
             source.drop(self.items)
             source.is_active = False
+            if not source.tuner.settings.workers:
+                source.larder.look_back()
         self._finish()
 
     def _next(self) -> Item | None:

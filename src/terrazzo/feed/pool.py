@@ -10,6 +10,7 @@ was at.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -227,14 +228,22 @@ class Pool:
         return found
 
     def _verdict(self, seat: Seat, task: Task) -> Made:
-        sample, code = self.board.read(seat.number), seat.process.exitcode
-        how = f"was ended by signal {-code}" if (code or 0) < 0 else f"exited ({code})"
-        what = f"at sample {sample}" if sample != NOBODY else "between two samples"
+        sample, code = self.board.read(seat.number), seat.process.exitcode or 0
+        name = type(self.recipe.dataset).__name__
+        where = (
+            f"at sample {sample} of {name}" if sample != NOBODY else f"between samples of {name}"
+        )
+        how, remedy = f"ended itself with exit status {code}", "Read that sample alone to see why"
+        if code < 0:
+            how = f"was ended by {_signal(-code)}"
+        if code == -signal.SIGKILL:
+            remedy = (
+                "Signal 9 is what too little memory looks like: fewer workers= or less cache= "
+                "leave more of it"
+            )
         return Made(
             error=DataError(
-                f"a worker of the feed {how} {what} of {type(self.recipe.dataset).__name__}, and "
-                f"so did {LIVES - 1} before it: signal 9 is what too little memory looks like; "
-                "otherwise read that sample alone, in a process of its own"
+                f"a worker of the feed {how} {where}, like {LIVES - 1} before it. {remedy}"
             )
         )
 
@@ -260,6 +269,13 @@ class Pool:
 def _unheard(error: Exception) -> Made:
     text = f"a batch could not be taken over from a worker: {type(error).__name__}: {error}"
     return Made(error=DataError(text))
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # one without a name
+        return f"signal {number}"
 
 
 def _own_bytes(process: int) -> int:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from terrazzo.feed import draws
 from terrazzo.feed.arbiter import Memory
 from terrazzo.feed.cores import allowed_cores
+from terrazzo.feed.native import rows_of
 from terrazzo.feed.passage import DRAWS
 from terrazzo.feed.seeded import SeededSampler
 from terrazzo.feed.stays import goes_its_own_way, stays_reason
@@ -94,7 +95,7 @@ class Rehearsal:
     def _measure(self, batch: Any) -> None:
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
         if tensors:
-            self._facts["batch"] = int(tensors[0].shape[0]) if tensors[0].ndim else 1
+            self._facts["batch"] = rows_of(batch)
             self._facts["batch_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
 
     def workers(self) -> tuple[int, str]:
@@ -110,6 +111,12 @@ class Rehearsal:
             return MOST_WORKERS, ""
         return loader.num_workers, "" if loader.num_workers else DRAWS
 
+    @property
+    def _own_workers(self) -> int:
+        loader = self._loader
+        is_own = isinstance(loader, DataLoader) and goes_its_own_way(loader)
+        return loader.num_workers if is_own else 0  # type: ignore[union-attr]
+
     def _tell(self) -> None:
         steps = max(self.done - SKIPPED, 1)
         most_workers, stays = self.workers()
@@ -122,6 +129,7 @@ class Rehearsal:
             folder=self.watch.folder,
             most_workers=most_workers,
             stays=stays,
+            own_workers=self._own_workers,
             **self._facts,
         )
         document.write(self.folder / FILE, facts.to_json())
@@ -147,14 +155,26 @@ class Same:
 
 def repeated(loader: Iterable[Any], count: int) -> Iterable[Any]:
     """The first ``count`` batches of a loader, the same ones each time, without workers."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not isinstance(loader, DataLoader):
         return First(loader, count)
+    if isinstance(loader.dataset, IterableDataset):
+        return First(_alone(loader), count)
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     indices = list(itertools.islice(_round(sampler), count))
     options: dict[str, Any] = {"collate_fn": loader.collate_fn, "generator": loader.generator}
     if loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=None, sampler=indices, **options)
     return DataLoader(loader.dataset, batch_sampler=indices, **options)
+
+
+def _alone(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The loader of an iterable data set without workers, if it is a plain one."""
+    if type(loader) is not DataLoader or not loader.num_workers:
+        return loader
+    return DataLoader(
+        loader.dataset, loader.batch_size, collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last, generator=loader.generator,
+    )  # fmt: skip
 
 
 def _round(source: Iterable[Any]) -> Iterator[Any]:
@@ -173,6 +193,8 @@ class First:
 
     def __init__(self, source: Iterable[Any], count: int) -> None:
         self.source, self.count = source, count
+        self.num_workers: int = getattr(source, "num_workers", 0)
+        """Of a loader that goes its own way, in every trial."""
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(_round(self.source), self.count)

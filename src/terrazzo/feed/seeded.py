@@ -12,6 +12,8 @@ from terrazzo.errors import UsageError
 from terrazzo.feed.draws import mix
 from terrazzo.feed.rota import Order, arranged
 
+AHEAD = 2
+"""Batches that a worker makes ahead, as under a DataLoader."""
 Share = Callable[[Sequence[int]], Sequence[int]]
 """From the samples of a batch to the rows that a device reads of it."""
 
@@ -68,8 +70,13 @@ def seeded_loader(
     sampler: Iterable[Any] | None,
     collate: Callable[[Any], Any] | None,
     drop_last: bool,
+    workers: int | None = None,
+    ahead: int | None = None,
 ) -> DataLoader[Any]:
-    """A loader of no workers, whose draws touch no generator of the script."""
+    """A loader whose own draws touch no generator of the script.
+
+    ``workers`` and ``ahead`` are for an iterable data set, which only its loader can read ahead.
+    """
     if batch_size is None:
         raise UsageError(
             f"tz.feed got a data set ({type(dataset).__name__}) and not a loader: say how many "
@@ -79,9 +86,16 @@ def seeded_loader(
     if isinstance(dataset, IterableDataset):
         if sampler is not None:
             raise UsageError("an iterable data set has its own order: leave out sampler=")
+        if (workers or 0) > 1:
+            raise UsageError(
+                f"workers={workers}, and each of them would read all of an iterable data set: say "
+                "workers=1, or give a DataLoader whose data set shares the work among workers "
+                "(torch.utils.data.get_worker_info)"
+            )
         return DataLoader(
-            dataset, batch_size, collate_fn=collate, drop_last=drop_last, generator=own
-        )
+            dataset, batch_size, collate_fn=collate, drop_last=drop_last, generator=own,
+            num_workers=workers or 0, prefetch_factor=(ahead or AHEAD) if workers else None,
+        )  # fmt: skip
     order = SeededSampler(dataset, seed=seed, shuffle=shuffle) if sampler is None else sampler
     return DataLoader(
         dataset,

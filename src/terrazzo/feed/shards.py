@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.packing import split_name
+from terrazzo.feed.stamps import changed
 from terrazzo.feed.twosteps import in_two_steps
 from terrazzo.records.shards import MANIFEST, Member, ShardIndex, Shards
 from terrazzo.records.units import count_text
@@ -35,12 +36,15 @@ class ShardSet(Dataset[Any]):
     def __init__(self, folder: Path | str, decode: Callable[[Fields], Any] | None = None) -> None:
         self.folder, self.decode_fields = Path(folder), decode
         self.shards: list[Path] = []
+        self._stamps: list[tuple[int, int]] = []
+        """Sizes and times of the shards when they were looked through."""
         self.keys: list[str] = []
         self._members: list[tuple[int, Mapping[str, Member]]] = []
         for path, samples in _opened(self.folder):
             self._members += [(len(self.shards), fields) for _, fields in samples]
             self.keys += [key for key, _ in samples]
             self.shards.append(path)
+            self._stamps.append(_stamp(path.stat()))
         self._files: dict[int, int] = {}
         self._owner = os.getpid()
 
@@ -71,6 +75,9 @@ class ShardSet(Dataset[Any]):
                     f"({len(piece)} of {size} bytes at {offset}): pack the source again"
                 )
             found[field] = piece
+        has_sums = all(crc >= 0 for _, _, crc in members.values())
+        if not has_sums and _stamp(os.fstat(self._file(shard))) != self._stamps[shard]:
+            raise changed(str(self.shards[shard]), "Make a new ShardSet of the folder")
         return found
 
     def decode(self, fields: Fields) -> Any:
@@ -112,6 +119,10 @@ class ShardSet(Dataset[Any]):
 
 
 Samples = Sequence[tuple[str, Mapping[str, Member]]]
+
+
+def _stamp(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_size, facts.st_mtime_ns
 
 
 def _opened(folder: Path) -> Iterator[tuple[Path, Samples]]:

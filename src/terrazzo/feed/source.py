@@ -9,7 +9,6 @@ keeps their draws.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,30 +17,30 @@ from itertools import islice
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from terrazzo.errors import DataError
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.chains import Chains, Item
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.choice import MEASURED, Choice
-from terrazzo.feed.files import Names, watched
 from terrazzo.feed.held import Held
 from terrazzo.feed.larder import Larder
 from terrazzo.feed.likeness import likeness
 from terrazzo.feed.maker import Maker
+from terrazzo.feed.native import native
 from terrazzo.feed.order import foresee, sight
 from terrazzo.feed.passage import Passage
 from terrazzo.feed.pool import Arrival, Pool
 from terrazzo.feed.seeded import SeededSampler
 from terrazzo.feed.sharing import Offers
-from terrazzo.feed.stages import Clock, Took
+from terrazzo.feed.stages import Clock
 from terrazzo.feed.stays import copies_reason, goes_its_own_way, stays_reason
 from terrazzo.feed.stock import ANY_BYTES, Stock
+from terrazzo.feed.stream import Stream
 from terrazzo.feed.tally import Tally, say
 from terrazzo.feed.task import Recipe, Task
 from terrazzo.feed.tuner import MOST_WORKERS, Change, Limits, Settings, Tuner
-from terrazzo.records.stage import WAIT
 from terrazzo.runtime.recorder import Recorder
 
 BATCHES_SHARE = 0.25
@@ -77,6 +76,7 @@ class Source:
     ) -> None:
         """``offers``: what memory other devices have for samples; ``stock``: what a net holds."""
         self.loader, self.options = loader, options
+        stock = Stock() if stock is None else stock
         self.recorder, self.trains = recorder, trains
         self.epoch = 0
         self.mine: Tensor | None = None
@@ -90,11 +90,12 @@ class Source:
             collates=loader.batch_sampler is not None,
             skip=options.skip,
             seed=options.seed,
+            stamps=stock.stamps_of(loader.dataset),
             is_copied=not loader.num_workers,
         )
         self.reason = stays_reason(loader)
         """Why batches stay where the loader makes them; empty: they need not."""
-        if self.reason and options.workers:
+        if self.reason and options.workers and options.workers != loader.num_workers:
             say(f"workers={options.workers} cannot make batches of this loader: {self.reason}")
         self.inline = Maker(self.recipe)
         self.pool: Pool | None = None
@@ -102,9 +103,12 @@ class Source:
             self.recipe,
             asked_bytes=options.cache_bytes,
             offers=offers,
-            stock=Stock() if stock is None else stock,
+            stock=stock,
         )
         self.tuner = self._tuner()
+        self.stream: Stream | None = None
+        if self._is_stream:
+            self.stream = Stream(loader, ahead=options.ahead, stamps=self.recipe.stamps)
         self.tally = Tally()
         self.batch_bytes = 0
         self._like = likeness(loader.dataset)
@@ -129,6 +133,12 @@ class Source:
             first = most = 0
         settings = Settings(first, min(ahead, farthest))
         return Tuner(settings, Limits(most, farthest), fixed=asked is not None)
+
+    @property
+    def _is_stream(self) -> bool:
+        """Whether it is iterable and came without a loader, and nobody said who is to read it."""
+        is_own = self.options.seed is not None and self.options.workers is None
+        return is_own and isinstance(self.loader.dataset, IterableDataset)
 
     @property
     def number(self) -> int:
@@ -159,29 +169,22 @@ class Source:
         return Passage(self, skip=position).run()
 
     def _natively(self) -> Iterator[Any]:
-        """As the loader does it, with its own workers; only the waiting is told."""
-        clock, names = Clock(self.recorder()), Names()
+        """As the loader does it, with its own workers."""
         self.epoch += 1
-        batches, number = iter(self.loader), 0
-        while True:
-            begin, names.last = time.perf_counter(), ""
-            try:
-                with watched(names):
-                    batch = next(batches)
-            except StopIteration:
-                return
-            except Exception as error:
-                raise self._blame(number, names.last, error) from error
-            end = time.perf_counter()
-            clock.note(
-                Took(WAIT, begin, end, end - begin),
-                epoch=self.epoch - 1, batch=number, beside=False,
-            )  # fmt: skip
-            yield batch
-            number += 1
+        clock, stamps = Clock(self.recorder()), self.recipe.stamps
+        number = self.epoch - 1
+
+        def read(loader: Iterable[Any]) -> Iterator[Any]:
+            return native(loader, clock, epoch=number, blame=self._blame, stamps=stamps)
+
+        stream = self.stream
+        found = read(self.loader) if stream is None else stream.epoch(read, self._write)
+        return self.larder.watched(found)
 
     def _blame(self, number: int, file: str, error: Exception) -> DataError:
         """Of a batch that the loader makes itself; its workers tell a traceback, reason last."""
+        if isinstance(error, DataError):  # it says itself which file, and what to do
+            return DataError(f"batch {number} of {type(self.loader.dataset).__name__}: {error}")
         told = str(error).strip().splitlines()[-1:] or [""]
         kind = type(error).__name__
         what = told[0] if told[0].startswith(kind) else f"{kind}: {told[0]}"
@@ -214,6 +217,7 @@ class Source:
 
     def _open(self) -> None:
         self.hold()
+        self.larder.look()
         held = self.held
         self._like = likeness(self.loader.dataset)
         if held is None:
@@ -311,9 +315,12 @@ class Source:
         """The data set has changed: nothing that was made of it counts."""
         self._items.clear()
         self._foreseen.clear()
+        workers = 0 if self.pool is None else self.pool.workers
+        if self.pool is not None:
+            self.pool.close()
         self.larder.renew()
         if self.pool is not None:
-            self.pool.clear()
+            self.pool.resize(workers)
 
     def has_changed(self) -> bool:
         if self.reason or (self.pool is None and self.held is None):
@@ -371,15 +378,18 @@ class Source:
         self.tuner.bound(Limits(most, min(self.tuner.limits.ahead, now.ahead + farther)))
 
     def tell(self, change: Change | None) -> None:
-        recorder = self.recorder()
         if change is None:
             return
         self.bound()
         self.staff()
+        self._write(change, self.tuner)
+
+    def _write(self, change: Change, tuner: Tuner) -> None:
+        recorder = self.recorder()
         if recorder is not None:
             self.tally.record(recorder, change, self.held)
-        if not self.tuner.is_trying:
-            say(self.tally.sentence(self.tuner, self.held, change))
+        if not tuner.is_trying:
+            say(self.tally.sentence(tuner, self.held, change))
 
     def tell_late(self, waited_s: float) -> None:
         """A worker may hang: in a lock that was copied with it, or on storage that is gone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -15,14 +14,14 @@ from torch.utils.data.distributed import DistributedSampler
 from terrazzo.errors import DataError, UsageError
 from terrazzo.feed.chance import draw_as, drawn_from
 from terrazzo.feed.choice import EACH, MEASURED, READER
+from terrazzo.feed.native import native
 from terrazzo.feed.parts import part_of
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.sharing import Offer, Offers
 from terrazzo.feed.source import Options, Source
-from terrazzo.feed.stages import Clock, Took
+from terrazzo.feed.stages import Clock
 from terrazzo.feed.stock import Stock
-from terrazzo.records.stage import WAIT
 from terrazzo.records.units import parse_bytes
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import Recorder
@@ -34,7 +33,7 @@ MOST_LOADERS = 4
 
 
 class Plain:
-    """Any iterable: taken as it is, and only the waiting is told."""
+    """Any iterable: taken as it is."""
 
     def __init__(self, loader: Iterable[Any], recorder: Callable[[], Recorder | None]) -> None:
         self.loader, self.recorder, self.epoch = loader, recorder, 0
@@ -51,15 +50,8 @@ class Plain:
         return islice(self, position, None)
 
     def __iter__(self) -> Iterator[Any]:
-        clock, number = Clock(self.recorder()), self.epoch
         self.epoch += 1
-        begin = time.perf_counter()
-        for position, batch in enumerate(self.loader):
-            end = time.perf_counter()
-            took = Took(WAIT, begin, end, end - begin)
-            clock.note(took, epoch=number, batch=position, beside=False)
-            yield batch
-            begin = time.perf_counter()
+        return native(self.loader, Clock(self.recorder()), epoch=self.epoch - 1)
 
 
 def source_of(
@@ -133,7 +125,7 @@ def source_of(
         own = net.seed if seed is None else seed
         reads = seeded_loader(
             loader, seed=own, batch_size=batch_size, shuffle=shuffle, sampler=sampler,
-            collate=collate, drop_last=drop_last,
+            collate=collate, drop_last=drop_last, workers=workers, ahead=ahead,
         )  # fmt: skip
     options = Options(
         workers=workers,

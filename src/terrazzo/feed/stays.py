@@ -54,7 +54,10 @@ def goes_its_own_way(loader: DataLoader[Any]) -> bool:
 def stays_reason(loader: DataLoader[Any]) -> str:
     """Why its batches cannot be made elsewhere without changing them; empty: they can."""
     if isinstance(loader.dataset, IterableDataset):
-        return "the data set is iterable, and its order is its own"
+        return (
+            "the data set is iterable, and its order is its own. To have it read ahead give its "
+            "loader num_workers=1, or give the data set itself: tz.feed(dataset, net, batch_size=8)"
+        )
     if goes_its_own_way(loader):
         return f"{type(loader).__name__} has a way of its own"
     if not CAN_FORK:

@@ -8,12 +8,14 @@ of one set is bounded by its own ``cache=``, and all together by the largest of 
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from terrazzo.feed.arbiter import Memory, room_bytes
 from terrazzo.feed.arena import Arena
 from terrazzo.feed.guard import Guard
 from terrazzo.feed.held import Held
+from terrazzo.feed.stamps import Stamps
 
 SLACK = 0.05
 """Where memory is not short, limits follow only changes of more than this share."""
@@ -29,6 +31,7 @@ class Stock:
         self._helds: weakref.WeakSet[Held] = weakref.WeakSet()
         self._guard = Guard()
         self._known: dict[tuple[int, int | None], tuple[Any, Held]] = {}
+        self._stamps: dict[int, tuple[Any, Stamps]] = {}
 
     def held_of(self, dataset: Any, *, asked_bytes: int | None, seed: int, device: int) -> Held:
         """What is held of a data set; it lives as long as the set, and who reads it."""
@@ -52,6 +55,21 @@ class Stock:
             return held
         known[key] = (gone, held)
         return held
+
+    def stamps_of(self, dataset: Any) -> Stamps:
+        """What the files of a data set were; all who read it share them."""
+        key = id(dataset)
+        found = self._stamps.get(key)
+        if found is not None and found[0]() is dataset:
+            return found[1]
+        try:
+            samples = len(dataset)
+        except Exception:  # streams have no length, or refuse to tell it
+            samples = None
+        stamps, known = Stamps(samples), self._stamps
+        with suppress(TypeError):  # of some kinds of objects nobody is told when they go
+            known[key] = (weakref.ref(dataset, lambda _: known.pop(key, None)), stamps)
+        return stamps
 
     @property
     def held_bytes(self) -> int:

@@ -77,13 +77,13 @@ class Tally:
             parts.append(f"{bytes_text(held.held_bytes)} held {held.form}")
         first = tuner.first or change.before
         return (
-            f"{', '.join(parts)}: steps of {_told(change.before)}; {_told(first)} at first "
+            f"{', '.join(parts)}: steps of {_told(change.before)}; at first {_told(first)} "
             f"({change.why})"
         )
 
 
 def _told(mean: Mean) -> str:
-    return f"{seconds_text(mean.step_s)}, {mean.wait_s / mean.step_s:.1%} of it waiting"
+    return f"{seconds_text(mean.step_s)}, {mean.wait_s / mean.step_s:.1%} waiting"
 
 
 def say(text: str) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import Subset
 from terrazzo.feed import draws
 from terrazzo.feed.pantry import Address
 from terrazzo.feed.stages import Took
+from terrazzo.feed.stamps import Stamps
 from terrazzo.feed.twosteps import is_in_two_steps
 
 
@@ -97,6 +98,9 @@ class Recipe:
     """Whether bad samples are left out."""
     seed: int | None = None
     """Samples have their own seeds, made of this one; None: they draw as under a DataLoader."""
+
+    stamps: Stamps | None = None
+    """What its files were when they were first read; None: they may change as they like."""
 
     is_copied: bool = True
     """Whether workers are not the script's own idea, so that the data set must not count on being

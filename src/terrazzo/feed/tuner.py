@@ -130,7 +130,7 @@ class Tuner:
         if gained > max(GAIN * before.step_s, 0.0 if is_last else doubt):
             self._failed.clear()
             self._best = None
-            return self._look(mean) or Change(self.settings, mean, "less does not do")
+            return self._look(mean) or Change(self.settings, mean, "steps take longer with less")
         if abs(gained) < 2 * doubt and not is_last:
             return None
         _, last = self._failed.get(self.settings, (0, PATIENCE // 2))

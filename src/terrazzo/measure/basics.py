@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,8 @@ CHAIN = 20
 COPIED = 1 << 20
 UPDATED = 1 << 18
 FRESH_BYTES = 8 << 20
+PAUSE_S, BURST_S, PAUSES = 0.2, 0.1, 3
+"""How long a device waits, how long is looked at what it then makes up for, and how often."""
 
 
 def calls_s(watch: Stopwatch) -> tuple[float, float]:
@@ -62,6 +65,22 @@ def update_s_per_element(watch: Stopwatch, *, elements: int = UPDATED) -> Mappin
         optimizer = _optimizer(name, [weight])
         found[name] = watch.seconds(optimizer.step) / elements
     return found
+
+
+def saved_s(seconds_per_cpu_s: float) -> float:
+    """Seconds of computing that a device does at once after it has waited for a while.
+
+    Under a quota a device that waits keeps a turn or two for later; a core of its own keeps none.
+    Waits up to so long cost such a device nothing.
+    """
+    left, right, found = torch.zeros(64, 64), torch.zeros(64, 64), []
+    for _ in range(PAUSES):
+        time.sleep(PAUSE_S)
+        begin_s, cpu_s = time.perf_counter(), time.thread_time()
+        while (elapsed_s := time.perf_counter() - begin_s) < BURST_S:
+            left @ right
+        found.append((time.thread_time() - cpu_s) * seconds_per_cpu_s - elapsed_s)
+    return min(max(0.0, statistics.median(found)), PAUSE_S)
 
 
 def _optimizer(name: str, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -12,12 +12,13 @@ from terrazzo.measure.basics import (
     calls_s,
     copy_bytes_per_s,
     fresh_s_per_byte,
+    saved_s,
     update_s_per_element,
 )
 from terrazzo.measure.key import power_state
 from terrazzo.measure.kin import ALONE, Share
 from terrazzo.measure.stopwatch import Stopwatch
-from terrazzo.measure.timing import keep_memory, smaller, stretched, time_trial
+from terrazzo.measure.timing import between, keep_memory, smaller, time_trial
 from terrazzo.measure.trials import Trial, trials
 from terrazzo.planner.rates import doubtful
 from terrazzo.records import Graph
@@ -30,8 +31,9 @@ CALLS = 6
 """Of a trial that is long: three directions, twice each."""
 CHEAP_FLOPS = 30
 """What an element of other operators counts as, in operations of a product."""
-COMMON = 1.0
-"""Trials of a lower rank are timed by all devices, also by those that share the rest."""
+COMMON = 8
+"""So many trials are timed by all devices, also by those that share the rest: they tell how fast
+each is beside the others."""
 FIRST_ROUND = 0.85
 """Part of the budget after which no new trial begins; the rest is for those in doubt."""
 LARGEST_PART = 0.15
@@ -76,21 +78,22 @@ def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> De
     updates, fresh = update_s_per_element(watch), fresh_s_per_byte()
     chosen = [t for t in trials(graph) if _fits(t, memory_bytes)]
     timings = _timed(chosen, watch, terms, say)
-    stretch = watch.stretch
+    stretch, slowness = watch.stretch, watch.seconds_per_cpu_s
     return DeviceProfile(
         name=terms.name,
         machine=machine,
         power=power_state(),
         threads=threads,
         memory_bytes=memory_bytes,
-        seconds_per_cpu_s=watch.seconds_per_cpu_s,
+        seconds_per_cpu_s=slowness,
         calls_s=(calls[0] * stretch, calls[1] * stretch),
         copy_bytes_per_s=copied / stretch,
-        fresh_s_per_byte=fresh * watch.seconds_per_cpu_s,
+        fresh_s_per_byte=fresh * slowness,
         update_s_per_element={name: each * stretch for name, each in updates.items()},
-        timings=tuple(stretched(timing, stretch) for timing in timings),
+        timings=tuple(timing.stretched(stretch) for timing in timings),
         took_s=time.perf_counter() - began_s,
         left_out=len(chosen) - len(timings),
+        saved_s=saved_s(slowness),
     )
 
 
@@ -99,18 +102,18 @@ def _timed(
 ) -> list[Timing]:
     """The trials in their order, without those for which there is no time left.
 
-    Something else may be using the device for a while, and of two figures the smaller one is
-    nearer to the truth: what looks too slow beside its family is timed again, and where there is
-    still time left, everything is.
+    Something else may be using the device for a while: what looks too slow beside its family is
+    timed again, and of two figures the smaller one is nearer to the truth. Where there is still
+    time left, everything is, and the mean is taken.
     """
     session = _Session(chosen, watch, terms.budget_s)
-    order = terms.share.order(len(chosen), sum(trial.rank < COMMON for trial in chosen))
+    order = terms.share.order(len(chosen), min(COMMON, len(chosen)))
     session.run(order, FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
     known = list(session.found)
-    again = doubtful([session.found[place] for place in known])
-    session.run([known[place] for place in again], 1.0, lambda n: say("operators: in doubt"))
-    session.run(known, 1.0, lambda n: say(f"operators, again: {n} of {len(known)}"))
+    again = [known[place] for place in doubtful([session.found[place] for place in known])]
+    session.run(again, 1.0, lambda n: say("operators: in doubt"), smaller)
     session.run([place for place in order if place not in session.found], 1.0, lambda n: None)
+    session.run(known, 1.0, lambda n: say(f"operators, again: {n} of {len(known)}"))
     return list(session.found.values())
 
 
@@ -123,7 +126,13 @@ class _Session:
         self._pace = _Pace()
         self._began_s = time.perf_counter()
 
-    def run(self, places: Iterable[int], part: float, say: Callable[[int], None]) -> None:
+    def run(
+        self,
+        places: Iterable[int],
+        part: float,
+        say: Callable[[int], None],
+        of_two: Callable[[Timing, Timing], Timing] = between,
+    ) -> None:
         """Times some of them, as long as ``part`` of the budget is not used up."""
         for count, place in enumerate(places):
             trial = self.chosen[place]
@@ -135,7 +144,7 @@ class _Session:
                 say(count)
             timing = time_trial(trial, self.watch)
             before = self.found.get(place)
-            self.found[place] = timing if before is None else smaller(before, timing)
+            self.found[place] = timing if before is None else of_two(before, timing)
             if _bytes(trial) > LARGE_BYTES:
                 trim()
             self._pace.note(trial, time.perf_counter() - begin_s)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +27,10 @@ FIRST_PART = 4
 that much of it there already, and its link faster than it is."""
 PINGS, MESSAGES = 11, 60
 PAUSE_S = 0.025
-SUMMED_BYTES, GATHERED_BYTES = (1 << 12, 1 << 20, 8 << 20), (1 << 10, 1 << 16)
+BOX_BYTES, BOXES, PRODUCTS = 1 << 16, 16, 50
+"""A box as large as many are, how many of them go each way, and products made while they do."""
+SUMMED_BYTES = (1 << 12, 1 << 20, 8 << 20)
 LONGEST_SUM_S = 5.0
-TURNS, MEETINGS, BETWEEN_S = 5, 8, 0.04
-"""How often it is tried with and without meetings, how many meetings there are each time, and about
-how long all compute before each."""
 SHARED_BELOW = 0.65
 """All at once get less than this part of what pairs alone would: they share something."""
 
@@ -41,17 +39,16 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
     """All devices call it at once; all get the same."""
     say("links: latency")
     latency_s = _latency_s(links)
-    message_s = _message_s(links)
+    message_s = measure_message_s(links)
     say("links: one pair alone")
     alone = _alone(links)
     say("links: all at once")
-    up, down, cpu_s_per_byte = _together(links, alone)
-    say("links: sums and gathers")
-    sums = _collectives_s(links, SUMMED_BYTES, _sum)
-    gathers = _collectives_s(links, GATHERED_BYTES, _gather)
-    say("links: meeting in the middle of work")
-    meeting_s = _meeting_s(links, gathers[0])
-    own = [up, down, latency_s, cpu_s_per_byte, message_s]
+    up, down = _together(links, alone)
+    cpu_s_per_byte = _handled_s_per_byte(links, message_s)
+    say("links: sums")
+    sums = _sums_s(links)
+    say("links: sums beside computing")
+    own = [up, down, latency_s, cpu_s_per_byte, message_s, _beside_cpu_s_per_byte(links, sums)]
     rows = links.gather(torch.tensor(own, dtype=torch.float64), counted=False).tolist()
     found = tuple(LinkProfile(*row) for row in rows)
     together = sum(link.up_bytes_per_s for link in found)
@@ -61,8 +58,6 @@ def measure_network(links: Links, say: Callable[[str], None]) -> Network:
         alone_bytes_per_s=alone,
         together_bytes_per_s=together,
         sums_s=tuple(sums),
-        gathers_s=tuple(gathers),
-        meeting_s=meeting_s,
     )
 
 
@@ -98,8 +93,10 @@ def _ping(links: Links, first: int, second: int) -> float:
     return time.perf_counter() - begin_s
 
 
-def _message_s(links: Links) -> float:
-    """Processor time of a message however small, sent or received."""
+def measure_message_s(links: Links) -> float:
+    """Processor time of a message however small, sent or received; 0 for a device alone."""
+    if links.devices == 1:
+        return 0.0
     after, before = _neighbours(links)
     _meet(links)
     begin_s = time.process_time()
@@ -132,8 +129,8 @@ def _pass_on(links: Links, buffer: Tensor) -> None:
         links.exchange([], [(0, buffer)])
 
 
-def _together(links: Links, alone: float) -> tuple[float, float, float]:
-    """Up and down rate of this device with all busy both ways, and processor time for a byte."""
+def _together(links: Links, alone: float) -> tuple[float, float]:
+    """Up and down rate of this device with all busy both ways."""
     after, before = _neighbours(links)
     size = _enough(alone / 2)
     numbers = size // 4
@@ -143,11 +140,33 @@ def _together(links: Links, alone: float) -> tuple[float, float, float]:
     _meet(links)
     early = numbers // FIRST_PART
     links.exchange([(p, t[:early]) for p, t in sends], [(p, t[:early]) for p, t in receives])
-    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    begin_s = time.perf_counter()
     links.exchange(sends, receives)
-    elapsed_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
+    elapsed_s = time.perf_counter() - begin_s
     moved = sum(tensor.numel() * 4 for _, tensor in sends)
-    return moved / elapsed_s, moved / elapsed_s, cpu_s / (2 * moved)
+    return moved / elapsed_s, moved / elapsed_s
+
+
+def _handled_s_per_byte(links: Links, message_s: float) -> float:
+    """Processor time for a byte sent or received, of boxes that travel while a device computes."""
+    both = set(_neighbours(links))
+    sends = [(peer, torch.zeros(BOX_BYTES // 4)) for peer in both]
+    receives = [(peer, torch.zeros(BOX_BYTES // 4)) for peer in both]
+    left, right, worked_s = torch.zeros(64, 64), torch.zeros(64, 64), 0.0
+
+    def work() -> None:
+        nonlocal worked_s
+        begin_s = time.thread_time()
+        for _ in range(PRODUCTS):
+            left @ right
+        worked_s += time.thread_time() - begin_s
+
+    _meet(links)
+    begin_s = time.process_time()
+    for _ in range(BOXES):
+        links.exchange(sends, receives, meanwhile=work)
+    handled_s = time.process_time() - begin_s - worked_s - 2 * BOXES * len(both) * message_s
+    return max(0.0, handled_s) / (2 * BOXES * len(both) * BOX_BYTES)
 
 
 def _enough(rate: float) -> int:
@@ -155,75 +174,43 @@ def _enough(rate: float) -> int:
     return size // 4096 * 4096
 
 
-def _collectives_s(
-    links: Links, sizes: Sequence[int], collective: Callable[[Links, Tensor], Any]
-) -> list[tuple[int, float]]:
+def _sums_s(links: Links) -> list[tuple[int, float]]:
     """By size, from the smallest on, as long as the next would not take too long."""
     found: list[tuple[int, float]] = []
-    for size in sizes:
+    for size in SUMMED_BYTES:
         if found and found[-1][1] * size / found[-1][0] > LONGEST_SUM_S and len(found) > 1:
             break  # all devices break here: they hold the same figures
-        found.append((size, _collective_s(links, size, collective)))
+        found.append((size, _sum_s(links, size)))
     return found
 
 
-def _collective_s(links: Links, size: int, collective: Callable[[Links, Tensor], Any]) -> float:
+def _sum_s(links: Links, size: int) -> float:
     """Seconds until the last device has it; small ones are repeated."""
     tensor = torch.zeros(size // 4)
     repeats = 1 if size > 1 << 18 else 8
-    collective(links, torch.zeros(4))
+    links.sum_later(torch.zeros(4)).wait()
     _meet(links)
     begin_s = time.perf_counter()
     for _ in range(repeats):
-        collective(links, tensor)
+        links.sum_later(tensor).wait()
     elapsed_s = (time.perf_counter() - begin_s) / repeats
     seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
     return float(seen.max())
 
 
-def _meeting_s(links: Links, gather: tuple[int, float]) -> float:
-    """What a gather takes longer when it interrupts computing than when all wait for it.
-
-    Devices with equal work are not there at the same moment: a quota, another process or the
-    network's interrupts hold one up, then another. Computing the same without meeting is
-    subtracted, in turns, since a device is not equally fast for long. All devices get the same
-    figure.
-    """
-    size, gather_s = gather
-    left, right, tensor = torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(size // 4)
-    repeats = _repeats(links, lambda: left @ right)
-
-    def seconds(meets: bool) -> float:
-        _meet(links)
-        begin_s = time.perf_counter()
-        for _ in range(MEETINGS):
-            for _ in range(repeats):
-                left @ right
-            if meets:
-                _gather(links, tensor)
-        took = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
-        return float(links.gather(took, counted=False).max())
-
-    longer = statistics.median(-seconds(False) + seconds(True) for _ in range(TURNS))
-    return max(0.0, longer / MEETINGS - gather_s)
-
-
-def _repeats(links: Links, work: Callable[[], Any]) -> int:
-    """So many repeats of a work take this device about ``BETWEEN_S``."""
+def _beside_cpu_s_per_byte(links: Links, sums: Sequence[tuple[int, float]]) -> float:
+    """Processor time of other threads for a byte of a sum that is made while this one computes."""
+    size, alone_s = sums[-1]
+    tensor, left, right = torch.zeros(size // 4), torch.zeros(64, 64), torch.zeros(64, 64)
     _meet(links)
-    begin_s, count = time.perf_counter(), 0
-    while time.perf_counter() - begin_s < 5 * BETWEEN_S:
-        work()
-        count += 1
-    return max(1, count // 5)
-
-
-def _sum(links: Links, tensor: Tensor) -> Any:
-    return links.sum_later(tensor).wait()
-
-
-def _gather(links: Links, tensor: Tensor) -> Any:
-    return links.gather(tensor)
+    begin_s = (time.process_time(), time.thread_time())
+    under_way, until_s = links.sum_later(tensor), time.perf_counter() + alone_s
+    while time.perf_counter() < until_s:
+        left @ right
+    under_way.wait()
+    all_s, own_s = time.process_time() - begin_s[0], time.thread_time() - begin_s[1]
+    sent = 2 * size * (links.devices - 1) / links.devices
+    return max(0.0, all_s - own_s) / (2 * sent)
 
 
 def _neighbours(links: Links) -> tuple[int, int]:

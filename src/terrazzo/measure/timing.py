@@ -151,31 +151,25 @@ def _time_moments(trial: Trial, seats: _Seats, watch: Stopwatch) -> Timing:
     return Timing(trial.load, forward_s, backward_s)
 
 
-def stretched(timing: Timing, factor: float) -> Timing:
-    """Raw seconds as seconds of the device."""
-
-    def longer(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds * factor
-
-    return replace(
-        timing,
-        forward_s=timing.forward_s * factor,
-        backward_input_s=longer(timing.backward_input_s),
-        backward_weight_s=longer(timing.backward_weight_s),
-    )
-
-
 def smaller(one: Timing, other: Timing) -> Timing:
     """Of two timings of one load the smaller figure in each direction."""
+    return _of_two(one, other, min)
 
-    def least(a: float | None, b: float | None) -> float | None:
-        return a if b is None else b if a is None else min(a, b)
+
+def between(one: Timing, other: Timing) -> Timing:
+    """The mean of two timings of one load."""
+    return _of_two(one, other, lambda a, b: (a + b) / 2)
+
+
+def _of_two(one: Timing, other: Timing, choose: Callable[[float, float], float]) -> Timing:
+    def chosen(a: float | None, b: float | None) -> float | None:
+        return a if b is None else b if a is None else choose(a, b)
 
     return replace(
         one,
-        forward_s=min(one.forward_s, other.forward_s),
-        backward_input_s=least(one.backward_input_s, other.backward_input_s),
-        backward_weight_s=least(one.backward_weight_s, other.backward_weight_s),
+        forward_s=choose(one.forward_s, other.forward_s),
+        backward_input_s=chosen(one.backward_input_s, other.backward_input_s),
+        backward_weight_s=chosen(one.backward_weight_s, other.backward_weight_s),
     )
 
 

@@ -16,6 +16,7 @@ from terrazzo.measure.device import Terms, measure_device, warm_up
 from terrazzo.measure.key import profile_key
 from terrazzo.measure.kin import kin
 from terrazzo.measure.links import measure_network
+from terrazzo.measure.rehearsal import Rehearsal, rehearsed
 from terrazzo.measure.timing import free_memory
 from terrazzo.records import Graph, document
 from terrazzo.records.profile import Profile, device_from
@@ -38,6 +39,7 @@ def measure_together(
     name = f"device{links.members[links.device]}"
     warm_up()
     terms = Terms(name, ceiling_bytes(), budget_s, kin(links))
+    rehearsal = Rehearsal(links)
     try:
         own = json.dumps(asdict(measure_device(graph, terms, say)))
     except (TerrazzoError, RuntimeError, MemoryError) as error:  # torch's words for little memory
@@ -48,8 +50,10 @@ def measure_together(
     for table in tables:
         if "error" in table:
             return str(table["error"])
-    network = measure_network(links, say)
     with document.reading("what devices measured"):
-        devices = tuple(device_from(table) for table in tables)
+        mine = rehearsed(device_from(tables[links.device]), rehearsal, links, say)
+        told = links.gather_text(json.dumps(asdict(mine)))
+        devices = tuple(device_from(json.loads(text)) for text in told)
+    network = measure_network(links, say)
     key = profile_key(graph, place=place, threads=[device.threads for device in devices])
     return Profile(key=key, devices=devices, network=network, measured_s=time.time())

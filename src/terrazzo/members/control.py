@@ -22,6 +22,10 @@ QUIET_S, MOST_STAY_S = 1.5, 60.0
 """It stays longer while one of them has been silent for so long; but no longer than this."""
 
 
+INTERRUPTED = "was interrupted"
+"""Why a device leaves whose user has pressed Ctrl-C."""
+
+
 class Interrupted(RunError):
     """The operation in flight is discarded: the members agree anew on who they are."""
 
@@ -199,7 +203,11 @@ class Control(Ear):
                 return
             # One that has made no step with the others yet is lost to them, and no more.
             kind = "gone" if why and self.done < self.until else "bye"
-            self._say(list(self._lines), [kind, why])
+            first = self.me
+            if why:  # not how it has heard of it: the device that failed first, and its own words
+                failed = ((device, said) for device, said in self._left.items() if said)
+                first, why = next(failed, (self.me, why))
+            self._say(list(self._lines), [kind, why, first])
         self._stay(FAILED_S if why else ENDED_S, is_well=not why)
         with self._changed:
             self._closed = True
@@ -250,6 +258,7 @@ class Control(Ear):
         for device, why in self._left.items():
             if device in self.view.members:
                 if why:
-                    raise PeerLost(f"{self.called(device)} failed: {why}")
+                    what = why if why == INTERRUPTED else f"failed: {why}"
+                    raise PeerLost(f"{self.called(device)} {what}")
                 if not late or device not in self._lines:
                     raise PeerLost(f"{self.called(device)} has ended its script before the others")

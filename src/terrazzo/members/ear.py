@@ -225,7 +225,10 @@ class Ear:
         elif kind == "lost":
             self.reasons.setdefault(int(rest[0]), str(rest[1]))
         elif kind == "bye":
-            self._left[device] = str(rest[0])
+            why, first = str(rest[0]), int(rest[1])
+            if why and first != self.me:  # it only follows: who failed first is named first
+                self._left.setdefault(first, why)
+            self._left[device] = why
         elif kind == "gone":
             self._give_up(device, f"could not join: {rest[0]}")
         elif kind == "join":

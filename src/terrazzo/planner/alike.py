@@ -5,16 +5,21 @@ more, because something else was running on one of them, and a plan that follows
 gives equal devices unequal work. So devices that are the same machine, and were measured to be
 nearly as fast, count as what they were in the middle: for every box, and for all that a device does
 besides. Boxes that only some had time for then count for all.
+
+How slow a device is beside others of its make is the middle of how much longer it took for each box
+that all of them have timed. A sum over boxes would follow the longest, which one disturbance
+spoils. A device that is really slower, hot or emulated to be, may have timed only its share of the
+boxes: what others of its make have timed counts for it too, so much longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from terrazzo.records.profile import DeviceProfile, Load, Profile, Timing
+from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Own, Profile, Timing
 
 NEAR = 0.15
 """By so much at most the fastest of a kind was measured to be faster than its slowest. A device
@@ -23,13 +28,23 @@ that is slower than that is hot, or busy, and planned as such."""
 
 def levelled(profile: Profile) -> Profile:
     """The same devices, equal where they are of one kind."""
-    devices = list(profile.devices)
-    for kind in _kinds(devices):
-        if len(kind) > 1:
-            figures = _middle([devices[place] for place in kind])
+    devices, network = list(profile.devices), profile.network
+    links = list(network.links) if network is not None else []
+    for make in _makes(devices):
+        found = [profile.devices[place] for place in make]
+        paces = _paces(found)
+        for kind in _kinds(paces) if len(make) > 1 else ():
+            pace, figures = median(paces[place] for place in kind), _middle(_some(found, kind))
+            timings = tuple(_known(found, kind, paces, pace).values())
             for place in kind:
-                devices[place] = replace(devices[place], **figures)
-    return replace(profile, devices=tuple(devices))
+                whose = make[place]
+                devices[whose] = replace(devices[whose], **figures, timings=timings)
+            if network is not None:
+                work = _handling([network.links[make[place]] for place in kind])
+                for place in kind:
+                    links[make[place]] = replace(links[make[place]], **work)
+    network = None if network is None else replace(network, links=tuple(links))
+    return replace(profile, devices=tuple(devices), network=network)
 
 
 def speed(device: DeviceProfile) -> float:
@@ -42,34 +57,58 @@ def speed(device: DeviceProfile) -> float:
     return flops / seconds if seconds else 0.0
 
 
-def _kinds(devices: Sequence[DeviceProfile]) -> list[list[int]]:
-    """Places of devices, those together that are the same machine and nearly as fast."""
-    shared = set.intersection(*({timing.load for timing in device.timings} for device in devices))
-    speeds = [_speed_over(device, shared) for device in devices]
+def _makes(devices: Sequence[DeviceProfile]) -> list[list[int]]:
+    """Places of devices that are the same machine."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for place, device in enumerate(devices):
+        make = device.machine, device.threads, device.power
+        found.setdefault(make, []).append(place)
+    return list(found.values())
+
+
+def _paces(devices: Sequence[DeviceProfile]) -> list[float]:
+    """How long each takes, beside the others, for what all of them have timed.
+
+    Where there is nothing that all have timed, what each has must do.
+    """
+    known = [{timing.load: timing for timing in device.timings} for device in devices]
+    ratios: list[list[float]] = [[] for _ in devices]
+    for load in set.intersection(*map(set, known)):
+        for rows in zip(*(_directions(timings[load]) for timings in known), strict=True):
+            if all(rows):
+                usual = median(rows)
+                for own, took_s in zip(ratios, rows, strict=True):
+                    own.append(took_s / usual)
+    if all(ratios):
+        return [median(own) for own in ratios]
+    return [1.0 / (speed(device) or 1.0) for device in devices]
+
+
+def _kinds(paces: Sequence[float]) -> list[list[int]]:
+    """Places of those that are nearly as fast, from the slowest on."""
     kinds: list[list[int]] = []
-    for place in sorted(range(len(devices)), key=speeds.__getitem__):
-        same = (
-            kind
-            for kind in kinds
-            if _make(devices[kind[0]]) == _make(devices[place])
-            and speeds[place] <= (1 + NEAR) * speeds[kind[0]]
-        )
-        kind = next(same, None)
-        if kind is None:
-            kinds.append([place])
+    for place in sorted(range(len(paces)), key=lambda place: -paces[place]):
+        if kinds and paces[kinds[-1][0]] <= (1 + NEAR) * paces[place]:
+            kinds[-1].append(place)
         else:
-            kind.append(place)
-    return kinds
+            kinds.append([place])
+    return [sorted(kind) for kind in kinds]
 
 
-def _speed_over(device: DeviceProfile, shared: set[Load]) -> float:
-    """Its speed over the boxes that all were measured with: others would compare unlike work."""
-    same = tuple(timing for timing in device.timings if timing.load in shared)
-    return speed(replace(device, timings=same)) or speed(device)
+def _some(devices: Sequence[DeviceProfile], places: Iterable[int]) -> list[DeviceProfile]:
+    return [devices[place] for place in places]
 
 
-def _make(device: DeviceProfile) -> tuple[object, ...]:
-    return device.machine, device.threads, device.power
+def _known(
+    devices: Sequence[DeviceProfile], kind: Sequence[int], paces: Sequence[float], pace: float
+) -> Mapping[Load, Timing]:
+    """All boxes that devices of one make have timed, as one kind among them takes them."""
+    others = [
+        replace(device, timings=tuple(t.stretched(pace / paces[place]) for t in device.timings))
+        for place, device in enumerate(devices)
+        if place not in kind
+    ]
+    return {**_timings(others), **_timings(_some(devices, kind))}
 
 
 def _middle(devices: Sequence[DeviceProfile]) -> dict[str, Any]:
@@ -81,28 +120,51 @@ def _middle(devices: Sequence[DeviceProfile]) -> dict[str, Any]:
         "calls_s": (median(forward_s), median(backward_s)),
         "copy_bytes_per_s": median(device.copy_bytes_per_s for device in devices),
         "fresh_s_per_byte": median(device.fresh_s_per_byte for device in devices),
+        "saved_s": median(device.saved_s for device in devices),
+        "own": _own([device.own for device in devices]),
         "update_s_per_element": {
             name: _median(device.update_s_per_element.get(name) for device in devices) or 0.0
             for name in sorted(optimisers)
         },
-        "timings": _timings(devices),
     }
 
 
-def _timings(devices: Sequence[DeviceProfile]) -> tuple[Timing, ...]:
+def _handling(links: Sequence[LinkProfile]) -> dict[str, float]:
+    """What messages take of processors of one kind; wires may differ."""
+    names = ("cpu_s_per_byte", "message_s", "summed_cpu_s_per_byte")
+    return {name: median(getattr(link, name) for link in links) for name in names}
+
+
+def _own(found: Sequence[Own]) -> Own:
+    steps_s = {
+        kind: (
+            median(one.steps_s.get(kind, (0.0, 0.0))[0] for one in found),
+            median(one.steps_s.get(kind, (0.0, 0.0))[1] for one in found),
+        )
+        for kind in dict.fromkeys(kind for one in found for kind in one.steps_s)
+    }
+    return Own(steps_s, median(o.net_s for o in found), median(o.weight_s for o in found))
+
+
+def _timings(devices: Sequence[DeviceProfile]) -> dict[Load, Timing]:
     found: dict[Load, list[Timing]] = {}
     for device in devices:
         for timing in device.timings:
             found.setdefault(timing.load, []).append(timing)
-    return tuple(
-        Timing(
+    return {
+        load: Timing(
             load,
             median(timing.forward_s for timing in timings),
             _median(timing.backward_input_s for timing in timings),
             _median(timing.backward_weight_s for timing in timings),
         )
         for load, timings in found.items()
-    )
+    }
+
+
+def _directions(timing: Timing) -> tuple[float, float, float]:
+    """Seconds forward and each way back; 0 where there is no such gradient."""
+    return timing.forward_s, timing.backward_input_s or 0.0, timing.backward_weight_s or 0.0
 
 
 def _median(values: Iterable[float | None]) -> float | None:

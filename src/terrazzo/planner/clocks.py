@@ -2,6 +2,10 @@
 
 Sums of weight gradients run beside: they occupy links and take processor time from computing.
 A box that is sent while such a sum is on the link gets half of it until one of them is through.
+
+A device under a quota gets its processor in turns, and keeps a turn or two for later while it
+waits. So waiting is not lost on it: up to ``saved_s`` of what it waited it makes up for when it
+computes again. An exchange that takes less than its turns are apart costs it nothing but work.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class Clocks:
         self._busy_until = [0.0] * count
         self._debt_s = [0.0] * count
         self._later_s = [0.0] * count
+        self._saved_s = [0.0] * count
         self._under_way: list[_Way | None] = [None] * count
         self._spent: dict[int, list[Account]] = {}
         self._group: list[Account] = []
@@ -78,8 +83,21 @@ class Clocks:
         if self._debt_s[device] > 0.0:
             stolen = min(self._debt_s[device], seconds)
             self._debt_s[device] -= stolen
-        self.now[device] += seconds + stolen
-        self._book(device, compute_s=seconds, exchange_s=stolen)
+        took_s = self._work(device, seconds + stolen)
+        self.now[device] += took_s
+        part = took_s / (seconds + stolen)
+        self._book(device, compute_s=seconds * part, exchange_s=stolen * part)
+
+    def _work(self, device: int, seconds: float) -> float:
+        """How long work of so many seconds takes, with what the device has saved."""
+        quick_s = min(self._saved_s[device], seconds)
+        self._saved_s[device] -= quick_s
+        return seconds - quick_s + quick_s / self.prices.slowness[device]
+
+    def _rest(self, device: int, seconds: float) -> None:
+        """A device has waited."""
+        saved_s = self._saved_s[device] + max(0.0, seconds)
+        self._saved_s[device] = min(self.prices.saved_s[device], saved_s)
 
     def defer(self, device: int, seconds: float) -> None:
         """Work that can wait until messages are on their way: the gradient of weights."""
@@ -99,8 +117,9 @@ class Clocks:
         for source, destination, _ in messages:
             counts[source] += 1
             counts[destination] += 1
+        prices = self.prices
         ready = [
-            now + counts[d] * self.prices.message_s(d) + self.prices.copy_s(sent[d], d)
+            now + self._work(d, counts[d] * prices.message_s(d) + prices.copy_s(sent[d], d))
             if counts[d]
             else now
             for d, now in enumerate(self.now)
@@ -174,15 +193,22 @@ class Clocks:
         beside_s = max(0.0, min(wire_s, self._busy_until[device] - way.ready))
         if beside_s:
             self._busy_until[device] += beside_s
-        unpacked_s = prices.copy_s(received, device)
         through = max(way.ready + own_s, way.arrived) + beside_s
-        late_s, self._later_s[device] = self._later_s[device], 0.0
+        late_s = self._caught_up(device)
         since_s = now - way.ready + late_s
-        done = max(through, now + late_s + min(since_s, handled_s)) + unpacked_s
+        here = max(through, now + late_s + min(since_s, handled_s))
+        self._rest(device, here - now - late_s - handled_s)
+        unpacked_s = self._work(device, prices.copy_s(received, device))
+        done = here + unpacked_s
         spent_s = done - now - late_s
         busy_s = min(spent_s, max(0.0, own_s + beside_s - since_s) + unpacked_s)
         self._book(device, compute_s=late_s, exchange_s=busy_s, waiting_s=spent_s - busy_s)
         self.now[device] = done
+
+    def _caught_up(self, device: int) -> float:
+        """How long what had to wait takes; it is done now."""
+        seconds, self._later_s[device] = self._later_s[device], 0.0
+        return self._work(device, seconds)
 
     def meet(self, seconds: float) -> None:
         """Something that all devices do together, and none earlier than the last of them."""
@@ -190,9 +216,10 @@ class Clocks:
             return
         begin = max(self.now)
         for device, now in enumerate(self.now):
-            late_s, self._later_s[device] = self._later_s[device], 0.0
+            late_s = self._caught_up(device)
             done = max(begin + seconds, now + late_s)
             left_s = done - now - late_s
+            self._rest(device, left_s)
             own_s = min(seconds, left_s)
             self._book(device, compute_s=late_s, exchange_s=own_s, waiting_s=left_s - own_s)
             self.now[device] = done
@@ -210,7 +237,8 @@ class Clocks:
     def finish(self) -> None:
         """Waits for all sums."""
         for device, now in enumerate(self.now):
-            done = max(now, self._busy_until[device])
+            left_s, self._debt_s[device] = self._debt_s[device], 0.0
+            done = max(now + self._work(device, left_s), self._busy_until[device])
+            self._rest(device, done - now - left_s)
             self._book(device, sums_s=done - now)
             self.now[device] = done
-            self._debt_s[device] = 0.0

@@ -18,7 +18,7 @@ from terrazzo.planner.prices import NOTE_BYTES, STATES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Ref
 from terrazzo.records.graph import BYTES
-from terrazzo.records.profile import Profile
+from terrazzo.records.profile import OPERATOR, SUMMED, Profile
 from terrazzo.schedule import (
     Apply,
     Arrive,
@@ -106,7 +106,7 @@ class _Walk:
         self._deliver()
         clocks.enter(0)
         for device in self.devices:
-            clocks.compute(device, self.prices.net_s(device))
+            clocks.compute(device, self.prices.net_s(len(self.trained), device))
         self._agree()
         for step in steps:
             self._forward(step)
@@ -152,7 +152,7 @@ class _Walk:
         self.delivery_s = max(self.clocks.now)
 
     def _agree(self) -> None:
-        self.clocks.meet(self.prices.gather_s(NOTE_BYTES))
+        self.clocks.meet(self.prices.notes_s(NOTE_BYTES))
 
     def _own_weights(self, device: int) -> int:
         homes, values = self.program.homes, self.graph.values
@@ -167,7 +167,7 @@ class _Walk:
         if isinstance(step, (Compute, Passes, Combine, Exchange, Arrive)):
             self.clocks.enter(step.group)
         for device in self.devices:
-            seconds = self.prices.step_s(type(step), device)
+            seconds = self._own_s(step, device)[0]
             for cost in self._costs(step, device):
                 seconds += cost.forward_s
             self.clocks.compute(device, seconds)
@@ -176,7 +176,20 @@ class _Walk:
         if isinstance(step, Arrive) or (isinstance(step, Exchange) and not step.ends_later):
             self.clocks.arrive()
         elif isinstance(step, Combine):
-            self.clocks.meet(self.prices.joint_s(self._combined_bytes(step)))
+            self._meet(self._combined_bytes(step))
+
+    def _own_s(self, step: Step, device: int) -> tuple[float, float]:
+        """The runtime's own part of a step; that of its operators is among their costs."""
+        if isinstance(step, Passes):
+            return self.prices.own_s(Compute.__name__, device)
+        summed = isinstance(step, Spread) and not self._is_weight(step.source)
+        return self.prices.own_s(SUMMED if summed else type(step).__name__, device)
+
+    def _meet(self, payload_bytes: int) -> None:
+        """A sum that everybody waits for."""
+        for device in self.devices:
+            self.clocks.compute(device, self.prices.joint_cpu_s(payload_bytes, device))
+        self.clocks.meet(self.prices.joint_s(payload_bytes))
 
     def _backward(self, step: Step) -> None:
         if isinstance(step, (Compute, Passes, Combine, Exchange, Arrive)):
@@ -195,7 +208,7 @@ class _Walk:
             self._compute_backward(step)
             return
         for device in self.devices:
-            seconds = self.prices.step_s(type(step), device)
+            seconds = self._own_s(step, device)[1]
             for cost in self._costs(step, device):
                 seconds += cost.backward_input_s + cost.backward_weight_s
             self.clocks.compute(device, seconds)
@@ -210,7 +223,7 @@ class _Walk:
         before, self.fills = self.fills, []
         late = [self._waits(apply) for apply in step.applies]
         for device in self.devices:
-            self.clocks.compute(device, self.prices.step_s(type(step), device))
+            self.clocks.compute(device, self._own_s(step, device)[1])
             for apply, waits in zip(reversed(step.applies), reversed(late), strict=True):
                 cost = self._apply(apply, device)
                 if waits:
@@ -273,11 +286,11 @@ class _Walk:
         """A first layer has no gradient by input, a frozen one none by weight."""
         by_weight = any(self._is_weight(name) and name in self.live for name in arrays)
         by_input = any(not self._is_weight(name) and name in self.live for name in arrays)
-        call_s = self.prices.apply_s(device)
+        there_s, back_s = self.prices.own_s(OPERATOR, device)
         return Seconds(
-            cost.forward_s + call_s,
-            cost.backward_input_s + call_s if by_input else 0.0,
-            cost.backward_weight_s if by_weight else 0.0,
+            cost.forward_s + there_s,
+            cost.backward_input_s + back_s if by_input else 0.0,
+            cost.backward_weight_s + (0.0 if by_input else back_s) if by_weight else 0.0,
         )
 
     def _is_weight(self, array: str) -> bool:
@@ -295,7 +308,7 @@ class _Walk:
                 again_s = cost.forward_s if place != last else 0.0
                 by_weight = any(name in self.live for name in weights)
                 yield Seconds(
-                    cost.forward_s + self.prices.apply_s(device),
+                    cost.forward_s + self.prices.own_s(OPERATOR, device)[0],
                     again_s + (cost.backward_input_s if inner else 0.0),
                     cost.backward_weight_s if by_weight else 0.0,
                 )
@@ -334,7 +347,7 @@ class _Walk:
         value = self.graph.values[array.value]
         if value.kind != "parameter":
             self.summed = [before + value.bytes for before in self.summed]
-            self.clocks.meet(self.prices.joint_s(value.bytes))
+            self._meet(value.bytes)
             return
         whole = Box.whole(value.shape)
         boxes = array.boxes or (whole,) * len(self.devices)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from terrazzo.errors import PlanError
-from terrazzo.records.profile import DeviceProfile, Profile, Timing
+from terrazzo.records.profile import DeviceProfile, Profile
 
 
 def slowed(profile: Profile, slowness: Sequence[float]) -> Profile:
@@ -35,18 +35,6 @@ def _slowed(device: DeviceProfile, factor: float) -> DeviceProfile:
         copy_bytes_per_s=device.copy_bytes_per_s / factor,
         fresh_s_per_byte=device.fresh_s_per_byte * factor,
         update_s_per_element={k: s * factor for k, s in device.update_s_per_element.items()},
-        timings=tuple(_timing(timing, factor) for timing in device.timings),
+        timings=tuple(timing.stretched(factor) for timing in device.timings),
+        own=device.own.stretched(factor),
     )
-
-
-def _timing(timing: Timing, factor: float) -> Timing:
-    return replace(
-        timing,
-        forward_s=timing.forward_s * factor,
-        backward_input_s=_times(timing.backward_input_s, factor),
-        backward_weight_s=_times(timing.backward_weight_s, factor),
-    )
-
-
-def _times(seconds: float | None, factor: float) -> float | None:
-    return None if seconds is None else seconds * factor

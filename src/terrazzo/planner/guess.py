@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terrazzo.records.machine import Machine
-from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Network, Profile, Timing
+from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Network, Own, Profile, Timing
 
 ELEMENT_FLOPS, COPY_FLOPS = 50.0, 8.0
 """An element that an activation, norm or pool reads or writes takes as long as so many operations
@@ -25,6 +25,18 @@ CORE_FLOPS_PER_S = 5.3e10
 """A core on which a message takes ``MESSAGE_S`` and a byte ``BYTE_S`` of processor time."""
 MESSAGE_S, BYTE_S = 2e-4, 3e-9
 LATENCY_S = 4e-4
+OWN_CALLS = {
+    "Operator": 3,
+    "Compute": 15,
+    "Combine": 40,
+    "Exchange": 55,
+    "Spread": 5,
+    "Summed": 40,
+    "Take": 5,
+}
+NET_CALLS, WEIGHT_CALLS = 400, 10
+"""What the runtime itself takes, in such calls: a step, one way; a training step; a weight.
+Round figures from steps of small networks."""
 UPDATE_FLOPS = {"sgd": 15.0, "momentum": 33.0, "adam": 130.0}
 KERNELS = ((1, 1), (3, 1), (3, 2), (7, 2))
 SIZES = ((43264, 32, 64), (2704, 128, 256), (676, 256, 512), (100, 256, 512), (676, 64, 8))
@@ -44,7 +56,8 @@ class Figures:
 def guessed(devices: Sequence[Figures], *, air_bytes_per_s: float | None = None) -> Profile:
     """A profile in straight lines; ``air_bytes_per_s`` is what all share, if they share it."""
     links = tuple(
-        LinkProfile(d.bytes_per_s, d.bytes_per_s, d.latency_s, BYTE_S, MESSAGE_S) for d in devices
+        LinkProfile(d.bytes_per_s, d.bytes_per_s, d.latency_s, BYTE_S, MESSAGE_S, BYTE_S)
+        for d in devices
     )
     together = air_bytes_per_s or sum(d.bytes_per_s for d in devices)
     network = Network(
@@ -53,7 +66,6 @@ def guessed(devices: Sequence[Figures], *, air_bytes_per_s: float | None = None)
         alone_bytes_per_s=max(d.bytes_per_s for d in devices),
         together_bytes_per_s=together,
         sums_s=(),
-        gathers_s=(),
     )
     return Profile(
         key={"devices": f"{len(devices)} guessed"},
@@ -81,6 +93,11 @@ def _device(figures: Figures) -> DeviceProfile:
         fresh_s_per_byte=0.0,
         update_s_per_element={name: flops / rate for name, flops in UPDATE_FLOPS.items()},
         timings=tuple(_timing(load, rate) for load in _loads()),
+        own=Own(
+            {kind: (float(calls), float(calls)) for kind, calls in OWN_CALLS.items()},
+            NET_CALLS,
+            WEIGHT_CALLS,
+        ).stretched(CALL_FLOPS / rate),
     )
 
 

@@ -19,19 +19,8 @@ from terrazzo.planner.rates import Rates, Seconds
 from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
-from terrazzo.schedule import Arrive, Combine, Compute, Exchange, Passes, Spread, Step, Take
-from terrazzo.schedule.sums import SMALL_BYTES
+from terrazzo.schedule.sums import HUB_FROM, SMALL_BYTES, small_sum_messages
 
-STEP_CALLS = {Compute: 15, Passes: 20, Combine: 40, Exchange: 55, Arrive: 10} | {
-    Spread: 5,
-    Take: 5,
-}
-"""The runtime's own part of a step, one direction, in small calls of torch: what those cost is
-measured on every device. Fitted to whole steps of small networks (docs/log.md)."""
-APPLY_CALLS = 3
-"""The same for an operator, beyond the call itself."""
-NET_CALLS = 400
-"""And for a training step as a whole: looking at the model, notes, the gradients' way to it."""
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
 NOTE_BYTES = 128
@@ -55,21 +44,22 @@ class Prices:
         self.devices = len(profile.devices)
         self.names = tuple(device.name for device in profile.devices)
         self.rates = _rates(profile.devices, classes=classes)
-        self._small_s = tuple(sum(rates.call_s) / 2 for rates in self.rates)
+        self._own = tuple(device.own for device in profile.devices)
+        self.saved_s = tuple(device.saved_s for device in profile.devices)
         self.slowness = tuple(device.seconds_per_cpu_s for device in profile.devices)
         self.network = profile.network if self.devices > 1 else None
         self.shared = self.network is not None and self.network.shared
 
     # ---- computing -----------------------------------------------------------------------
 
-    def step_s(self, kind: type[Step], device: int) -> float:
-        return STEP_CALLS[kind] * self._small_s[device]
+    def own_s(self, kind: str, device: int) -> tuple[float, float]:
+        """The runtime's own part of a kind of step, or of an operator, there and back."""
+        return self._own[device].steps_s.get(kind, (0.0, 0.0))
 
-    def apply_s(self, device: int) -> float:
-        return APPLY_CALLS * self._small_s[device]
-
-    def net_s(self, device: int) -> float:
-        return NET_CALLS * self._small_s[device]
+    def net_s(self, weights: int, device: int) -> float:
+        """And of a training step as a whole, for a model of so many weights."""
+        own = self._own[device]
+        return own.net_s + weights * own.weight_s
 
     def local(self, local: Local, box: Box, device: int) -> Seconds:
         """One box of an operator."""
@@ -102,8 +92,8 @@ class Prices:
         return self._net.links[device].down_bytes_per_s
 
     def latency_s(self, device: int) -> float:
-        """Until a small message is there that a device computing something else waits for."""
-        return self._net.links[device].latency_s + self._net.meeting_s
+        """Until a small message is there."""
+        return self._net.links[device].latency_s
 
     def message_s(self, device: int) -> float:
         """Processor time of one message on one side, however small."""
@@ -118,19 +108,34 @@ class Prices:
         """Bytes a second of one medium that all share."""
         return self._net.together_bytes_per_s
 
-    def gather_s(self, payload_bytes: float) -> float:
-        """A small tensor from each device to all others, in one round."""
+    def notes_s(self, payload_bytes: float) -> float:
+        """A little from everybody to everybody: how long it is on its way."""
+        others = self.devices - 1
+        return self._round_s(payload_bytes, messages=self.devices * others)
+
+    def small_s(self, payload_bytes: float) -> float:
+        """A small sum. Of many devices one makes it for all: it goes there, and back."""
+        if self.devices < HUB_FROM:
+            return self.notes_s(payload_bytes)
+        return 2 * self._round_s(payload_bytes, messages=self.devices - 1)
+
+    def _round_s(self, payload_bytes: float, *, messages: int) -> float:
+        """Until the device that gets or sends most of so many messages is done."""
         if self.network is None:
             return 0.0
-        if self.network.gathers_s:
-            return _between(self.network.gathers_s, payload_bytes) + self.network.meeting_s
-        others = self.devices - 1
+        most_bytes = (self.devices - 1) * payload_bytes
         worst = max(
-            self.latency_s(d) + 2 * others * self.message_s(d) + others * payload_bytes / self.up(d)
+            self.latency_s(d) + most_bytes / min(self.up(d), self.down(d))
             for d in range(self.devices)
         )
-        air_s = self.devices * others * payload_bytes / self.medium if self.shared else 0.0
-        return max(worst, air_s)
+        return max(worst, messages * payload_bytes / self.medium if self.shared else 0.0)
+
+    def small_cpu_s(self, payload_bytes: float, device: int) -> float:
+        """What that takes of a device's processor."""
+        if self.network is None:
+            return 0.0
+        each_s = self.message_s(device) + payload_bytes * self.byte_s(device)
+        return small_sum_messages(self.devices) * each_s
 
     def sum_s(self, payload_bytes: float, members: int = 0) -> float:
         """A sum over a circle of devices (0: all): two rounds, in each an n-th to all others."""
@@ -155,12 +160,21 @@ class Prices:
         members = members or self.devices
         pieces = 2 * (members - 1)
         sent = payload_bytes * pieces / members
-        return 2 * pieces * self.message_s(device) + 2 * sent * self.byte_s(device)
+        byte_s = self._net.links[device].summed_cpu_s_per_byte * self.slowness[device]
+        return 2 * pieces * self.message_s(device) + 2 * sent * byte_s
 
     def joint_s(self, payload_bytes: float) -> float:
-        """A sum that everybody waits for."""
+        """A sum that everybody waits for: how long it is on its way."""
         small = payload_bytes <= SMALL_BYTES
-        return self.gather_s(payload_bytes) if small else self.sum_s(payload_bytes)
+        return self.small_s(payload_bytes) if small else self.sum_s(payload_bytes)
+
+    def joint_cpu_s(self, payload_bytes: float, device: int) -> float:
+        """And what it takes of a device's processor."""
+        if self.network is None:
+            return 0.0
+        small = payload_bytes <= SMALL_BYTES
+        cost = self.small_cpu_s if small else self.sum_cpu_s
+        return cost(payload_bytes, device)
 
 
 def _rates(devices: Sequence[DeviceProfile], *, classes: bool) -> tuple[Rates, ...]:

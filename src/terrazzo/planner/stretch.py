@@ -31,6 +31,7 @@ from terrazzo.planner.prices import NOTE_BYTES, Prices
 from terrazzo.planner.rates import Seconds
 from terrazzo.records import Graph, Group, Layout, Plan, Ref
 from terrazzo.records.graph import BYTES
+from terrazzo.records.profile import OPERATOR, SUMMED
 from terrazzo.schedule import Combine, Compute, Exchange, Step
 from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
@@ -81,7 +82,7 @@ class Ground:
         if net is not None:
             self.up = np.array([link.up_bytes_per_s for link in net.links])
             self.down = np.array([link.down_bytes_per_s for link in net.links])
-            self.met_s = min(prices.gather_s(NOTE_BYTES), prices.latency_s(0))
+            self.met_s = min(prices.notes_s(NOTE_BYTES), prices.latency_s(0))
             """What it saves, one way, not to meet for a norm and for its edges."""
             self.latency = np.array([prices.latency_s(d) for d in range(prices.devices)])
             self.message = np.array([prices.message_s(d) for d in range(prices.devices)])
@@ -275,9 +276,13 @@ class _Priced:
         if role == REDUCE:
             seconds = self.prices.joint_s(prod(self.graph.shape(node.output)) * 4)
             self._step(Combine)
+            self._meet(prod(self.graph.shape(node.output)) * 4)
             self.inside_s += seconds
             if node.output in self.ground.carries or by_input:
                 self.inside_back_s += seconds
+                for device in self.devices:
+                    self.seconds[device] += self.prices.own_s(SUMMED, device)[1]
+                self._meet(prod(self.graph.shape(node.output)) * 4)
         elif role == SUM:
             self._step(Exchange)
             self._sum(node.output, by_input or by_weight)
@@ -285,7 +290,12 @@ class _Priced:
     def _step(self, kind: type[Step]) -> None:
         """The runtime's own part of a step, there and back."""
         for device in self.devices:
-            self.seconds[device] += 2 * self.prices.step_s(kind, device)
+            self.seconds[device] += sum(self.prices.own_s(kind.__name__, device))
+
+    def _meet(self, payload_bytes: int) -> None:
+        """What a sum that everybody waits for takes of processors."""
+        for device in self.devices:
+            self.seconds[device] += self.prices.joint_cpu_s(payload_bytes, device)
 
     def _made(self, index: int, role: str) -> Boxes:
         node = self.graph.nodes[index]
@@ -302,7 +312,7 @@ class _Priced:
             cost.forward_s
             + (cost.backward_input_s if by_input else 0.0)
             + (cost.backward_weight_s if by_weight else 0.0)
-            + 2 * self.prices.apply_s(device)
+            + sum(self.prices.own_s(OPERATOR, device))
         )
 
     # ---- messages ------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ from terrazzo.records.bounds import (
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.machine import Machine
 
-KIND, VERSION = "profile", 1
+KIND, VERSION = "profile", 2
+
+OPERATOR, SUMMED = "Operator", "Summed"
+"""Own parts besides those of kinds of steps: of each operator in a Compute; and of a Spread over
+whose gradient all devices meet, unlike one of weights, which travel in buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,36 @@ class Timing:
     backward_input_s: float | None = None
     backward_weight_s: float | None = None
 
+    def stretched(self, factor: float) -> Timing:
+        """The same load where everything takes so many times as long."""
+
+        def longer(seconds: float | None) -> float | None:
+            return None if seconds is None else seconds * factor
+
+        by_input, by_weight = longer(self.backward_input_s), longer(self.backward_weight_s)
+        return Timing(self.load, self.forward_s * factor, by_input, by_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What the runtime itself takes of a device, besides operators and messages.
+
+    ``steps_s`` is by kind of step, forward and backward, and for an operator in a Compute.
+    ``weight_s`` is for each weight of the model, ``net_s`` for a training step as a whole.
+    """
+
+    steps_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    net_s: float = 0.0
+    weight_s: float = 0.0
+
+    def stretched(self, factor: float) -> Own:
+        """The same where everything takes so many times as long."""
+        steps_s = {kind: (there * factor, back * factor) for kind, (there, back) in self}
+        return Own(steps_s, self.net_s * factor, self.weight_s * factor)
+
+    def __iter__(self) -> Iterator[tuple[str, tuple[float, float]]]:
+        return iter(self.steps_s.items())
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -78,7 +112,8 @@ class DeviceProfile:
     ``update_s_per_element`` is an optimiser's step by its name: sgd, momentum, adam.
     ``fresh_s_per_byte`` is what memory costs that was never touched before, on top of writing.
     ``seconds_per_cpu_s`` is how long the device takes for a second of one core's time: 1 for a
-    core of its own, more under a quota or beside others.
+    core of its own, more under a quota or beside others. ``saved_s`` is how much computing a device
+    under a quota makes up for at once after it has waited long enough; 0 for a core of its own.
     """
 
     name: str
@@ -100,6 +135,8 @@ class DeviceProfile:
     idle_w: float = 0.0
     is_metered: bool = False
     """Whether these watts were measured, and not estimated."""
+    own: Own = field(default_factory=Own)
+    saved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +145,8 @@ class LinkProfile:
 
     ``latency_s`` is half the round trip of a small message between idle devices.
     ``cpu_s_per_byte`` is processor time for a byte sent and a byte received, halved;
-    ``message_s`` the same for a message however small.
+    ``message_s`` the same for a message however small, ``summed_cpu_s_per_byte`` that for a byte
+    of a sum that travels while the device computes, and looks at its connections less often.
     """
 
     up_bytes_per_s: float
@@ -116,6 +154,7 @@ class LinkProfile:
     latency_s: float
     cpu_s_per_byte: float
     message_s: float
+    summed_cpu_s_per_byte: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +163,8 @@ class Network:
 
     ``alone_bytes_per_s`` is what one pair gets in one direction while the others are silent,
     ``together_bytes_per_s`` what all devices get at once, added up; ``shared`` says that all use
-    one medium. ``sums_s`` and ``gathers_s`` are collectives by payload bytes of one device, that
-    have nothing else to do; ``meeting_s`` is what it takes longer to meet in the middle of work.
+    one medium. ``sums_s`` is by payload bytes of one device, of devices that have nothing else to
+    do.
     """
 
     links: tuple[LinkProfile, ...]
@@ -133,8 +172,6 @@ class Network:
     alone_bytes_per_s: float
     together_bytes_per_s: float
     sums_s: tuple[tuple[int, float], ...]
-    gathers_s: tuple[tuple[int, float], ...]
-    meeting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +250,15 @@ def device_from(table: Mapping[str, Any]) -> DeviceProfile:
         )
         for row in table["timings"]
     )
-    rest = {key: value for key, value in table.items() if key not in ("timings", "calls_s")}
+    rest = {key: value for key, value in table.items() if key not in ("timings", "calls_s", "own")}
     rest["machine"] = Machine(**table["machine"])
+    rest["own"] = own_from(table["own"])
     return DeviceProfile(**rest, calls_s=(forward_s, backward_s), timings=timings)
+
+
+def own_from(table: Mapping[str, Any]) -> Own:
+    steps_s = {str(kind): (float(a), float(b)) for kind, (a, b) in table["steps_s"].items()}
+    return Own(steps_s, float(table["net_s"]), float(table["weight_s"]))
 
 
 def network_from(table: Mapping[str, Any]) -> Network:
@@ -225,8 +268,6 @@ def network_from(table: Mapping[str, Any]) -> Network:
         alone_bytes_per_s=table["alone_bytes_per_s"],
         together_bytes_per_s=table["together_bytes_per_s"],
         sums_s=_pairs(table["sums_s"]),
-        gathers_s=_pairs(table["gathers_s"]),
-        meeting_s=table.get("meeting_s", 0.0),
     )
 
 
@@ -262,7 +303,9 @@ def _check_device(device: DeviceProfile) -> None:
         ("copying", device.copy_bytes_per_s, (RATE_BYTES_PER_S[0], 1e15), "bytes/s"),
         ("new memory", device.fresh_s_per_byte, (0.0, 1.0), "s/byte"),
         *(("a call", value, WORK_S, "s") for value in device.calls_s),
+        ("what it saves while it waits", device.saved_s, WAIT_S, "s"),
         *((f"a step of {k}", v, (0.0, 1.0), "s/element") for k, v in updates.items()),
+        *(("the runtime's own part", v, (0.0, WORK_S[1]), "s") for v in _own_s(device.own)),
     ):
         within_bounds(value, bounds, what=f"{what} {where}", unit=unit, remedy=REMEDY)
     for timing in device.timings:
@@ -270,6 +313,12 @@ def _check_device(device: DeviceProfile) -> None:
             if took_s is not None:
                 what = f"the time of {timing.load.family} {where}"
                 within_bounds(took_s, WORK_S, what=what, unit="s", remedy=REMEDY)
+
+
+def _own_s(own: Own) -> Iterator[float]:
+    for _, ways in own:
+        yield from ways
+    yield from (own.net_s, own.weight_s)
 
 
 def _check_network(network: Network, names: Sequence[str]) -> None:
@@ -280,13 +329,13 @@ def _check_network(network: Network, names: Sequence[str]) -> None:
             ("the latency", link.latency_s, WAIT_S, "s"),
             ("processor time for a byte", link.cpu_s_per_byte, (0.0, 1.0), "s"),
             ("processor time for a message", link.message_s, WAIT_S, "s"),
+            ("processor time for a byte of a sum", link.summed_cpu_s_per_byte, (0.0, 1.0), "s"),
         ):
             within_bounds(value, bounds, what=f"{what} of {name}", unit=unit, remedy=REMEDY)
     rates = {"one pair": network.alone_bytes_per_s, "all": network.together_bytes_per_s}
     for who, rate in rates.items():
         what = f"what {who} can send at once"
         within_bounds(rate, (RATE_BYTES_PER_S[0], 1e15), what=what, unit="bytes/s", remedy=REMEDY)
-    for size, seconds in (*network.sums_s, *network.gathers_s):
-        what = f"a sum or gather of {size} bytes"
+    for size, seconds in network.sums_s:
+        what = f"a sum of {size} bytes"
         within_bounds(seconds, WORK_S, what=what, unit="s", remedy=REMEDY)
-    within_bounds(network.meeting_s, WAIT_S, what="a meeting", unit="s", remedy=REMEDY)

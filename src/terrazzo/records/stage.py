@@ -7,11 +7,14 @@ What runs beside training is of kind ``stage`` (BESIDE) and never adds to the ti
 the training loop itself spends on its next batch is of kind ``feed``: ``wait`` until the batch is
 there, ``copy``, ``deliver``. So the stall of a step is the sum of its ``feed`` spans, and the stage
 spans of the same batch say what it waited for. Without workers the first three stages run inside
-``wait``, and their spans lie within it.
+``wait``, and their spans lie within it. ``copy`` is taking a batch over from a worker, and bringing
+it onto a GPU, which comes after ``deliver`` and on every device that has asked for it. While a copy
+waits for what the GPU still computes, that is computing; a span without bytes says that the GPU
+waited for a copy.
 
-All lie in ``events-<device>.jsonl`` of the device that reads, phase ``feed``, with the number of
-the call of net that came before (0: the first batch). ``bytes`` of a span: of ``fetch`` what was
-read from storage, of ``copy`` and ``deliver`` what was moved. Its ``values``:
+All others lie in ``events-<device>.jsonl`` of the device that reads. Their phase is ``feed``, with
+the number of the call of net that came before (0: the first batch). ``bytes`` of a span: of
+``fetch`` what was read from storage, of ``copy`` and ``deliver`` what was moved. Its ``values``:
 
     epoch, batch    which batch, both counted from 0
     worker          who made it; -1: the training process itself, in ``wait``

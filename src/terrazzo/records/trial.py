@@ -11,7 +11,7 @@ from terrazzo.records import document
 SYNTHETIC, WARM, COLD, USUAL = MODES = ("synthetic", "warm", "cold", "usual")
 """The same batch again and again; files in memory; files from storage; and the script's own way,
 with files from storage. All but the last make batches in the training loop, without workers."""
-KIND, VERSION = "trial", 2
+KIND, VERSION = "trial", 3
 FILE = "trial.json"
 
 
@@ -59,6 +59,8 @@ class TrialFacts:
     """That could make the same batches."""
     stays: str
     """Why no workers could; empty: they could."""
+    own_workers: int = 0
+    """Of a loader that goes its own way: what they do leaves no spans."""
 
     def to_json(self) -> str:
         return document.dump(KIND, VERSION, asdict(self))
@@ -69,6 +71,6 @@ class TrialFacts:
         with document.reading(KIND):
             names = (
                 "mode", "steps", "cpu_s", "cores", "samples", "batch", "batch_bytes",
-                "free_bytes", "folder", "most_workers", "stays",
+                "free_bytes", "folder", "most_workers", "stays", "own_workers",
             )  # fmt: skip
             return cls(**{name: body[name] for name in names})

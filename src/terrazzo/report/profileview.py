@@ -61,6 +61,13 @@ def _show_devices(kind: Sequence[DeviceProfile], screen: Screen) -> None:
         f"{count_text(first.threads, 'thread')}, {bytes_text(first.memory_bytes)}, power state "
         f"{first.power}; {first.machine.processor}, torch {first.machine.torch}"
     )
+    if first.own.net_s:
+        screen.line(
+            f"The runtime itself takes {seconds_text(first.own.net_s)} a training step, "
+            f"{seconds_text(first.own.weight_s)} a weight, "
+            + ", ".join(f"{seconds_text(sum(ways))} a {kind}" for kind, ways in first.own)
+            + ", there and back."
+        )
     if first.seconds_per_cpu_s > 1.2:
         screen.line(f"It gets a second of one core's time in {first.seconds_per_cpu_s:.3g} s.")
     screen.line()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.runtime.operators import Operator
+from terrazzo.runtime.pointwise import conv2d, gaps_of
 
 if TYPE_CHECKING:
     from terrazzo.runtime.steps.step import Run
@@ -55,8 +56,8 @@ class LateConvolution(torch.autograd.Function):
         # The run keeps this node: a node that kept the run would keep both for ever when nobody
         # asks for gradients.
         ctx.run, ctx.names = weakref.ref(run), names
-        ctx.how = (stride, padding, dilation, False, (0, 0), groups)
-        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        ctx.how = (stride, padding, gaps_of(x, weight, dilation), False, (0, 0), groups)
+        return conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.wire import End, Parcel, Wire, WireError, too_late
+from terrazzo.runtime.end import End, WireError
+from terrazzo.runtime.wire import Parcel, Wire, too_late
 
 JOIN_S = 5.0
 GRAIN = 1 << 15

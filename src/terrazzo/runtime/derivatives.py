@@ -19,6 +19,8 @@ from terrazzo.runtime.convolution import OP as CONVOLUTION
 from terrazzo.runtime.convolution import flow_back
 from terrazzo.runtime.norms import fixed, fixed_flow, own_moments, own_moments_flow
 from terrazzo.runtime.operators import Operator
+from terrazzo.runtime.pointwise import conv2d, gaps_of
+from terrazzo.runtime.pooling import Pair, bordered, pair, pooled, pooled_flow, windows_of
 
 if TYPE_CHECKING:
     from terrazzo.runtime.steps.step import Run
@@ -45,7 +47,9 @@ class Derivative(Protocol):
         """The result, and what ``backward`` needs of it."""
         ...
 
-    def backward(self, run: Run, grad: Tensor, kept: Any) -> Flows: ...
+    def backward(self, run: Run, grad: Tensor, kept: Any, *, own: bool) -> Flows:
+        """Gradients of the inputs; ``own``: nobody else reads ``grad``, it may be overwritten."""
+        ...
 
 
 class Activation:
@@ -53,7 +57,7 @@ class Activation:
 
     fresh = True
 
-    def __init__(self, call: Operator, back: Callable[..., Tensor], *, of_result: bool) -> None:
+    def __init__(self, call: Operator, back: Back, *, of_result: bool) -> None:
         self._call, self._back, self._of_result = call.call, back, of_result
         self.keeps, self.keeps_result = int(not of_result), of_result
         if of_result and call.may_overwrite:
@@ -64,8 +68,9 @@ class Activation:
         result: Tensor = self._call(tensors[0], *self._arguments)
         return result, result if self._of_result else tensors[0]
 
-    def backward(self, run: Run, grad: Tensor, kept: Tensor) -> Flows:
-        return (self._back(grad, kept, *self._arguments),)
+    def backward(self, run: Run, grad: Tensor, kept: Tensor, *, own: bool) -> Flows:
+        own = own and grad.dtype == kept.dtype
+        return (self._back(grad, kept, self._arguments, own),)
 
 
 class Sum:
@@ -80,7 +85,7 @@ class Sum:
         one, other = tensors
         return one + other, ((one.shape, one.dtype), (other.shape, other.dtype))
 
-    def backward(self, run: Run, grad: Tensor, kept: Sequence[Form]) -> Flows:
+    def backward(self, run: Run, grad: Tensor, kept: Sequence[Form], *, own: bool) -> Flows:
         return [
             (grad if grad.shape == shape else grad.sum_to_size(shape)).to(dtype) if wanted else None
             for (shape, dtype), wanted in zip(kept, self._wanted, strict=True)
@@ -104,11 +109,11 @@ class Convolution:
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         x, weight = tensors[0], tensors[1]
         bias = tensors[2] if self._has_bias else None
-        return torch.conv2d(x, weight, bias, *self._how), (x, weight)
+        return conv2d(x, weight, bias, *self._how), (x, weight)
 
-    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor]) -> Flows:
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor], *, own: bool) -> Flows:
         stride, padding, dilation, groups = self._how
-        how = (stride, padding, dilation, False, (0, 0), groups)
+        how = (stride, padding, gaps_of(*kept, dilation), False, (0, 0), groups)
         if self._late:
             return (flow_back(run, grad, kept, how=how, names=self._late, flows=self._flows),)
         found: Flows = aten.convolution_backward.default(
@@ -134,7 +139,7 @@ class Normalisation:
         bias = affine[-1] if self._has[1] else None
         return fixed(x, moments, (weight, bias), self._eps), (x, moments, weight)
 
-    def backward(self, run: Run, grad: Tensor, kept: tuple[Any, ...]) -> Flows:
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Any, ...], *, own: bool) -> Flows:
         x, moments, weight = kept
         gx, flow, gw, gb = fixed_flow(grad, x, moments, weight, self._eps, flows=self._flows)
         return (gx, flow, *(part for part, has in zip((gw, gb), self._has, strict=True) if has))
@@ -150,39 +155,75 @@ class Statistics:
         found = own_moments(x)
         return found, (x, found)
 
-    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor]) -> Flows:
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Tensor, Tensor], *, own: bool) -> Flows:
         return (own_moments_flow(grad, *kept),)
 
 
-def _back_of_relu(grad: Tensor, result: Tensor) -> Tensor:
-    found: Tensor = aten.threshold_backward.default(grad, result, 0)
-    return found
+class Pool:
+    """A max pool by rows; as torch's own, it keeps what it has read from being changed."""
+
+    fresh, keeps, keeps_result = True, 1, False
+
+    def __init__(self, windows: tuple[Pair, Pair], around: Pair) -> None:
+        self._windows, self._around = windows, around
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
+        x = bordered(tensors[0].contiguous(), self._around)
+        result, numbers = pooled(x, *self._windows, numbered=True)
+        assert numbers is not None
+        return result, (numbers, x.shape)
+
+    def backward(
+        self, run: Run, grad: Tensor, kept: tuple[Tensor, torch.Size], *, own: bool
+    ) -> Flows:
+        found = pooled_flow(grad, *kept, *self._windows)
+        inner = tuple(slice(pad, -pad or None) for pad in self._around)
+        return (found[(..., *inner)] if any(self._around) else found,)
 
 
-def _back_of_leaky_relu(grad: Tensor, kept: Tensor, slope: float = 0.01) -> Tensor:
-    """The result has the sign of the input, so both serve."""
-    found: Tensor = aten.leaky_relu_backward.default(grad, kept, slope, False)
-    return found
+def _pool(
+    _: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: Any = False
+) -> Pool | None:
+    """By the arguments of ``aten.max_pool2d``."""
+    windows = windows_of(kernel, stride, dilation, ceil)
+    return None if windows is None else Pool(windows, pair(padding))
 
 
-def _back_of_hardtanh(grad: Tensor, kept: Tensor, low: float = -1, high: float = 1) -> Tensor:
-    """The result is within its bounds where the input was, so both serve."""
-    found: Tensor = aten.hardtanh_backward.default(grad, kept, low, high)
-    return found
+Back = Callable[[Tensor, Tensor, Sequence[Any], bool], Tensor]
+"""Makes the gradient of an activation from that of its result, what was kept, its arguments, and
+whether it may overwrite the gradient."""
 
 
-OF_RESULT: dict[str, Callable[..., Tensor]] = {
-    "aten.relu.default": _back_of_relu,
-    "aten.leaky_relu.default": _back_of_leaky_relu,
-    "aten.hardtanh.default": _back_of_hardtanh,
-    "aten.sigmoid.default": aten.sigmoid_backward.default,
+def _back(name: str, defaults: Sequence[Any] = (), *fixed: Any) -> Back:
+    """torch's own; ``defaults`` of its arguments may be left out, ``fixed`` come behind them."""
+    packet = getattr(aten, f"{name}_backward")
+    place = "grad_input" if "grad_input" in packet.overloads() else "out"
+    overwriting = getattr(packet, place)
+
+    def back(grad: Tensor, kept: Tensor, given: Sequence[Any], own: bool) -> Tensor:
+        arguments = (grad, kept, *given, *defaults[len(given) :], *fixed)
+        found: Tensor = (
+            overwriting(*arguments, **{place: grad}) if own else packet.default(*arguments)
+        )
+        return found
+
+    return back
+
+
+OF_RESULT: dict[str, Back] = {
+    "aten.relu.default": _back("threshold", (), 0),
+    "aten.leaky_relu.default": _back("leaky_relu", (0.01,), False),
+    "aten.hardtanh.default": _back("hardtanh", (-1, 1)),
+    "aten.sigmoid.default": _back("sigmoid"),
 }
+"""A leaky ReLU's result has the sign of its input, and a clamped one is within its bounds where the
+input was: for both the input serves as well."""
 OF_BOTH = frozenset({"aten.leaky_relu.default", "aten.hardtanh.default"})
 """Those of them for which torch keeps the input, which may be kept here too."""
-OF_INPUT: dict[str, Callable[..., Tensor]] = {
-    "aten.silu.default": aten.silu_backward.default,
-    "aten.hardswish.default": aten.hardswish_backward.default,
-    "aten.hardsigmoid.default": aten.hardsigmoid_backward.default,
+OF_INPUT: dict[str, Back] = {
+    "aten.silu.default": _back("silu"),
+    "aten.hardswish.default": _back("hardswish"),
+    "aten.hardsigmoid.default": _back("hardsigmoid"),
 }
 
 
@@ -207,6 +248,8 @@ def derivative(
         return Activation(call, OF_INPUT[op], of_result=False)
     if op == "aten.add.Tensor" and len(wanted) == 2 and all(alpha == 1 for alpha in args[2:]):
         return Sum(wanted)
+    if op == "aten.max_pool2d.default":
+        return _pool(*args)
     if op == CONVOLUTION and len(args) == 7 and len(call.shape) != 3:
         return Convolution(call, wanted, late)
     if op == "terrazzo.normalize" and args[5] == BATCH:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from terrazzo.errors import PeerLost, RunError
-from terrazzo.members.control import Control, Interrupted
+from terrazzo.members.control import INTERRUPTED, Control, Interrupted
 from terrazzo.records import Plan
 from terrazzo.runtime.courier import Courier, Line
 from terrazzo.runtime.group import Group, default_backend
@@ -182,11 +182,8 @@ class Links(Letters):
         *,
         counted: bool = True,
         meanwhile: Callable[[], None] | None = None,
-        passing: bool = False,
     ) -> Tensor:
         """One small tensor of equal shape from each device, stacked in order of device.
-
-        ``passing``: it is read at once, and may lie in memory that the next gather uses.
 
         Every device writes to every other at once. A ring would send as little, but in as many
         rounds as there are devices, and a round can wait for each of them to wake up.
@@ -195,10 +192,26 @@ class Links(Letters):
             return tensor.unsqueeze(0)
         with self._guard():
             work = self._timed(meanwhile)
-            parts = self._wire.gather(to_host(tensor), meanwhile=work, passing=passing)
+            parts = self._wire.gather(to_host(tensor), meanwhile=work)
         if counted:
             self.counters.summed_bytes += tensor.nbytes
         return parts.to(tensor.device)
+
+    def combine(
+        self,
+        tensor: Tensor,
+        combined: Callable[[Tensor], Tensor],
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """What ``combined`` makes of the small tensors of all devices, stacked: of equal shape, in
+        host memory, the same on all. It is to be read at once."""
+        if self.devices == 1:
+            return combined(tensor.unsqueeze(0))
+        with self._guard():
+            found = self._wire.combine(tensor, combined, meanwhile=self._timed(meanwhile))
+        self.counters.summed_bytes += tensor.nbytes
+        return found
 
     def sum(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> Tensor:
         """The sum over devices, in place; small ones in one round, added in order of device.
@@ -209,8 +222,8 @@ class Links(Letters):
             return tensor
         if tensor.nbytes <= SMALL_BYTES:
             host = to_host(tensor)
-            parts = self.gather(host, meanwhile=meanwhile, passing=True)
-            return from_host(tensor, torch.sum(parts, 0, out=host))
+            total = self.combine(host, lambda parts: parts.sum(0), meanwhile=meanwhile)
+            return from_host(tensor, host.copy_(total))
         under_way = self.sum_later(tensor)
         if meanwhile is not None:
             meanwhile()
@@ -340,7 +353,7 @@ class Links(Letters):
         """Parts from the others; left to the end of the process, gloo's threads may crash it."""
         if self.control is not None:
             error = getattr(sys, "last_value", None)
-            self.control.leave(_words(error))
+            self.control.leave(in_words(error))
             if self.control.is_left_behind and error is not None:
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -398,10 +411,10 @@ def recorder() -> Recorder | None:
     return next((links.recorder for links in _CONNECTED.values()), None)
 
 
-def _words(error: BaseException | None) -> str:
+def in_words(error: BaseException | None) -> str:
     """What ended the script, for the others; nothing: it has come to its end."""
     if error is None or isinstance(error, KeyboardInterrupt):
-        return "" if error is None else "it was interrupted"
+        return "" if error is None else INTERRUPTED
     return f"{type(error).__name__}: {error}"
 
 

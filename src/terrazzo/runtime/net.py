@@ -32,7 +32,7 @@ from terrazzo.runtime.call import Ready
 from terrazzo.runtime.change import change_plan, keep_pace, tell_pace
 from terrazzo.runtime.cut import Home
 from terrazzo.runtime.inventory import Inventory
-from terrazzo.runtime.links import Links
+from terrazzo.runtime.links import Links, in_words
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.pace import Pace
 from terrazzo.runtime.part import Part
@@ -401,7 +401,7 @@ class Net(nn.Module):
         except BaseException as error:
             if self._links.devices > 1 and not _foreseen_everywhere(error):
                 self._links.abort(
-                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                    in_words(error).partition("\n")[0],
                     stay=not isinstance(error, KeyboardInterrupt),  # who is stopped, all are
                 )
             raise

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from terrazzo.graph.rules.norms import BATCH, rows_of
 from terrazzo.runtime.links import Links
-from terrazzo.runtime.staging import to_host
+from terrazzo.runtime.staging import from_host, to_host
 
 EVERYWHERE = (0, 2, 3)
 """The dimensions that statistics run over."""
@@ -74,11 +74,15 @@ def merge(part: Tensor, links: Links, counts: Tensor, total: Tensor) -> Tensor:
 
     It is worked out on the host: numbers that all devices must hold alike, and too few for a GPU.
     """
-    parts = links.gather(to_host(part), passing=True)
-    means, squares = parts.to(torch.float64, copy=True).unbind(1)
-    mean = (means * counts).sum(0).div_(total)
-    squares.addcmul_((means - mean).square_(), counts)
-    return torch.stack([mean, squares.sum(0).div_(total)]).to(part)
+
+    def merged(parts: Tensor) -> Tensor:
+        means, squares = parts.to(torch.float64, copy=True).unbind(1)
+        mean = (means * counts).sum(0).div_(total)
+        squares.addcmul_((means - mean).square_(), counts)
+        return torch.stack([mean, squares.sum(0).div_(total)])
+
+    host = to_host(part)
+    return from_host(part, host.copy_(links.combine(host, merged)))
 
 
 class Normalize(torch.autograd.Function):

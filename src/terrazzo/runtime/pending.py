@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from terrazzo.runtime.courier import Job
+from terrazzo.runtime.end import End
 from terrazzo.runtime.staging import Staging, from_host
-from terrazzo.runtime.wire import End
 
 if TYPE_CHECKING:
     from terrazzo.runtime.links import Links

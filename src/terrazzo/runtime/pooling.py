@@ -1,12 +1,13 @@
 """Max pooling on a CPU, several times as fast as torch's own for maps in torch's usual order.
 
-torch walks over windows one by one. Here whole rows are compared with whole rows, and where the
-gradient goes is worked out in the backward pass from what both sides hold anyway: to the first
-element of a window, row by row, that equals its maximum, as in torch.
+torch walks over windows one by one. Here whole columns are compared with whole columns, then whole
+rows with whole rows, and the place of each maximum in its window is noted on the way: a byte. Of
+equal elements the first one wins, row by row, as in torch, and gets the gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,74 +19,133 @@ WIDEST = 3
 """Windows wider than this have too many places to compare one after the other."""
 
 CACHED = 1 << 19
-"""Elements whose gradient is made at a time, so that what is passed over repeatedly stays in a
-cache."""
+"""Elements that are pooled at a time, so that what is passed over repeatedly stays in a cache."""
 
 Pair = tuple[int, int]
 
 
 def max_pool2d(
-    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any
+    x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: Any = False
 ) -> Tensor:
     """``aten.max_pool2d``, by rows where that is faster."""
-    size, step = _pair(kernel), _pair(stride or kernel)
-    around = _pair(padding)
+    windows, around = windows_of(kernel, stride, dilation, ceil), pair(padding)
     plain = x.device.type == "cpu" and x.is_floating_point() and x.is_contiguous() and x.dim() >= 3
-    if not plain or ceil or max(_pair(dilation)) > 1 or max(size) > WIDEST or x.numel() == 0:
-        return F.max_pool2d(x, size, step, around, _pair(dilation), bool(ceil))
-    if any(around):
-        x = F.pad(x, (around[1], around[1], around[0], around[0]), value=float("-inf"))
-    pooled: Tensor = _ByRows.apply(x, size, step)  # type: ignore[no-untyped-call]
-    return pooled
+    if windows is None or not plain or x.numel() == 0:
+        size, step = pair(kernel), pair(stride or kernel)
+        return F.max_pool2d(x, size, step, around, pair(dilation), bool(ceil))
+    found: Tensor = _ByRows.apply(bordered(x, around), *windows)  # type: ignore[no-untyped-call]
+    return found
+
+
+def bordered(x: Tensor, around: Pair) -> Tensor:
+    """With so many rows and columns around it that never win."""
+    if not any(around):
+        return x
+    return F.pad(x, (around[1], around[1], around[0], around[0]), value=float("-inf"))
+
+
+def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> tuple[Pair, Pair] | None:
+    """Size and stride of windows that can be pooled by rows; None for others."""
+    size = pair(kernel)
+    if ceil or max(pair(dilation)) > 1 or max(size) > WIDEST:
+        return None
+    return size, pair(stride or kernel)
 
 
 class _ByRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair) -> Tensor:
-        height, width = (
-            (extent - size) // step + 1
-            for extent, size, step in zip(x.shape[-2:], kernel, stride, strict=True)
-        )
-        rows = _every(x, -2, 0, stride[0], height)
-        for row in range(1, kernel[0]):
-            rows = torch.maximum(rows, _every(x, -2, row, stride[0], height))
-        result = _every(rows, -1, 0, stride[1], width)
-        for column in range(1, kernel[1]):
-            result = torch.maximum(result, _every(rows, -1, column, stride[1], width))
-        result = result.contiguous()
-        ctx.save_for_backward(x, result)
-        ctx.how = kernel, stride
+        result, numbers = pooled(x, kernel, stride, numbered=ctx.needs_input_grad[0])
+        if numbers is not None:
+            ctx.save_for_backward(numbers)
+            ctx.how = x.shape, kernel, stride
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (x, result), how = ctx.saved_tensors, ctx.how
-        found = torch.empty_like(x)
-        maps, tops, grads, flows = (
-            tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, result, grad.contiguous(), found)
-        )
-        step = max(1, CACHED // maps[0].numel())
-        for low in range(0, len(maps), step):
-            span = slice(low, low + step)
-            torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-                grads[span], maps[span], *how, (0, 0), (1, 1), False,
-                _places(maps[span], tops[span], *how), grad_input=flows[span],
-            )  # fmt: skip
-        return found, None, None
+        return pooled_flow(grad, *ctx.saved_tensors, *ctx.how), None, None
 
 
-def _places(x: Tensor, result: Tensor, kernel: Pair, stride: Pair) -> Tensor:
-    """Where in its map each maximum comes first.
+def pooled(
+    x: Tensor, kernel: Pair, stride: Pair, *, numbered: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The maxima of all windows and, if ``numbered``, which element of its window each one is."""
+    height, width = (
+        (extent - size) // step + 1
+        for extent, size, step in zip(x.shape[-2:], kernel, stride, strict=True)
+    )
+    result = x.new_empty(*x.shape[:-2], height, width)
+    numbers = torch.zeros(result.shape, dtype=torch.uint8) if numbered else None
+    maps, tops = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, result))
+    for span in _spans(maps):
+        # Within each row first: what then wins between rows is the first of its row.
+        along = (-1, kernel[1], stride[1], width)
+        widest, columns = _largest(maps[span], None, along, worth=1, numbered=numbered)
+        along = (-2, kernel[0], stride[0], height)
+        tops[span], places = _largest(widest, columns, along, worth=kernel[1], numbered=numbered)
+        if numbers is not None and places is not None:
+            numbers.view(-1, height, width)[span] = places
+    return result, numbers
 
-    Counted backwards over a window: one more for every place passed, zero again at every maximum.
+
+def _largest(
+    x: Tensor,
+    numbers: Tensor | None,
+    along: tuple[int, int, int, int],
+    *,
+    worth: int,
+    numbered: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The largest elements of windows along one dimension, and which they are, the first of equals.
+
+    ``along`` are the dimension, the size of windows, their stride and their count. An element's
+    number is its own one so far (None: 0), plus ``worth`` for every place that it stands further;
+    None: all are the first ones.
     """
-    (height, width), (high, wide), line = result.shape[-2:], kernel, x.shape[-1]
-    number = torch.zeros(result.shape, dtype=torch.uint8)
-    for place in reversed(range(high * wide - 1)):
-        row, column = divmod(place, wide)
-        seen = _every(_every(x, -2, row, stride[0], height), -1, column, stride[1], width)
-        number.add_(1).mul_((seen != result).view(torch.uint8))
+    dim, size, step, count = along
+    best = _every(x, dim, 0, step, count)
+    found = None if numbers is None else _every(numbers, dim, 0, step, count)
+    for place in range(1, size):
+        seen = _every(x, dim, place, step, count)
+        if numbered:
+            later = (seen > best).view(torch.uint8)
+            if numbers is None:
+                later.mul_(place * worth)
+                found = later if found is None else torch.maximum(found, later)
+            elif found is not None:  # torch.where takes forty times as long as bytes that wrap
+                number = _every(numbers, dim, place, step, count) + place * worth
+                found = (number - found).mul_(later).add_(found)
+        best = torch.maximum(best, seen)
+    return best, found
+
+
+def pooled_flow(
+    grad: Tensor, numbers: Tensor, shape: torch.Size, kernel: Pair, stride: Pair
+) -> Tensor:
+    """The gradient of what was pooled."""
+    found = torch.empty(shape, dtype=grad.dtype)
+    flows, grads, places = (
+        tensor.view(-1, *tensor.shape[-2:]) for tensor in (found, grad.contiguous(), numbers)
+    )
+    for span in _spans(flows):
+        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            grads[span], flows[span], kernel, stride, (0, 0), (1, 1), False,
+            _places(places[span], shape[-1], kernel, stride), grad_input=flows[span],
+        )  # fmt: skip
+    return found
+
+
+def _spans(maps: Tensor) -> Iterator[slice]:
+    """As many maps at a time as stay in a cache."""
+    step = max(1, CACHED // maps[0].numel())
+    for low in range(0, len(maps), step):
+        yield slice(low, low + step)
+
+
+def _places(number: Tensor, line: int, kernel: Pair, stride: Pair) -> Tensor:
+    """Where in its map each maximum is."""
+    (height, width), (high, wide) = number.shape[-2:], kernel
     rows = torch.zeros_like(number)
     for row in range(1, high):  # comparing bytes takes a fraction of dividing integers
         rows.add_((number >= row * wide).view(torch.uint8))
@@ -100,7 +160,7 @@ def _every(x: Tensor, dim: int, first: int, step: int, count: int) -> Tensor:
     return x[..., span, :] if dim == -2 else x[..., span]
 
 
-def _pair(argument: Any) -> Pair:
+def pair(argument: Any) -> Pair:
     if isinstance(argument, int):
         return argument, argument
     return int(argument[0]), int(argument[-1])

@@ -9,12 +9,9 @@ and this thread itself waits for it, woken up when a good part of it is there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import secrets
 import select
 import socket
-import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +20,8 @@ from torch import Tensor
 
 from terrazzo.members import hello
 from terrazzo.members.copies import in_copies
+from terrazzo.runtime.end import HEADER, SHORT_BYTES, End, WireError
+from terrazzo.schedule.sums import HUB_FROM
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -31,31 +30,15 @@ Address = tuple[socket.AddressFamily, str]
 Parcel = tuple[int, Tensor]
 """The other device, and what to send to it or to receive from it."""
 
-HEADER = struct.Struct("<QQ")
-"""The number of the message on its connection, and its length."""
-
-SEND_BYTES = 1 << 20
-"""What the system may hold of a connection that is still to be sent, as far as it allows."""
 SWITCH_BYTES, LEAST_BYTES = 384 << 10, 32 << 10
 """What all others together may have on the way to a device: as much as a cheap switch holds for a
 port. It drops what is more, and the last packet of a message that is dropped is missed only after
 a fifth of a second."""
-WAKE_BYTES = 1 << 16
-"""Of a long message, as much is waited for before this thread is woken up."""
-SHORT_BYTES = 1 << 12
 
 
 def window_bytes(devices: int) -> int:
     """What may be on the way over one connection, or wait there until somebody looks."""
     return max(LEAST_BYTES, SWITCH_BYTES // max(1, devices - 1))
-
-
-class WireError(RuntimeError):
-    """The connection to a device failed."""
-
-    def __init__(self, peer: int | None, what: str) -> None:
-        super().__init__(what)
-        self.peer = peer
 
 
 def too_late(peer: int | None, timeout_s: float) -> WireError:
@@ -94,6 +77,7 @@ class Wire:
             )
         self.device, self.members = device, tuple(members)
         self._rooms: dict[tuple[torch.Size, torch.dtype], _Room] = {}
+        self._turn = 0
         window = window_bytes(len(members))
         self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
         in_copies(self.close)
@@ -114,15 +98,61 @@ class Wire:
         Only on a wire between all devices, whose rows are numbered as they are. ``passing``: it is
         read at once, and may lie in memory that the next gather uses.
         """
+        room = self._room(tensor)
+        room.own.copy_(tensor)
+        ends, own = self.ends, room.rows[self.device]
+        left = [end.send_row(own) for end in ends]  # to all of them, whatever happens at one
+        quiet = all(left)
+        self._take_rows(ends, room.rows, quiet=quiet, meanwhile=meanwhile)
+        return room.parts if passing else room.parts.clone()
+
+    def combine(
+        self,
+        tensor: Tensor,
+        combined: Callable[[Tensor], Tensor],
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """What ``combined`` makes of each device's tensor, stacked: of equal shape, alike on all.
+
+        Of many devices one makes it for all, each in its turn. A device then sends and receives two
+        messages instead of two for every other device, and all but one have nothing to add up. The
+        answer may lie in memory that the next one uses.
+        """
+        if len(self.members) < HUB_FROM:
+            return combined(self.gather(tensor, meanwhile=meanwhile, passing=True))
+        room = self._room(tensor)
+        room.own.copy_(tensor)
+        hub = self.members[self._turn % len(self.members)]
+        self._turn += 1
+        if hub == self.device:
+            quiet = all(end.is_idle for end in self.ends)
+            self._take_rows(self.ends, room.rows, quiet=quiet, meanwhile=meanwhile)
+            room.own.copy_(combined(room.parts))
+            own = room.rows[self.device]
+            self.end([end for end in self.ends if not end.send_row(own)])
+        else:
+            end = self._ends[hub]
+            quiet = end.send_row(room.rows[self.device])
+            self._take_rows((end,), room.rows, quiet=quiet, meanwhile=meanwhile)
+        return room.parts[hub]
+
+    def _room(self, tensor: Tensor) -> _Room:
         key = (tensor.shape, tensor.dtype)
         room = self._rooms.get(key) or _Room(tensor, len(self.members), self.device)
         if tensor.nbytes <= SHORT_BYTES:
             self._rooms[key] = room
-        room.own.copy_(tensor)
-        ends, rows = self._ends.values(), room.rows
-        own, quiet = rows[self.device], True
-        for end in ends:
-            quiet = end.send_row(own) and quiet
+        return room
+
+    def _take_rows(
+        self,
+        ends: Sequence[End],
+        rows: Sequence[memoryview],
+        *,
+        quiet: bool,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """Waits for a row from each of these; ``quiet``: nothing else is under way there."""
         if not quiet:
             for end in ends:
                 end.expect_row(rows[end.peer])
@@ -130,7 +160,6 @@ class Wire:
             meanwhile()
         # One after the other: what comes meanwhile from those behind wakes nobody up.
         self.end([e for e in ends if not self._read(e, rows[e.peer])] if quiet else ends)
-        return room.parts if passing else room.parts.clone()
 
     def _read(self, end: End, row: memoryview) -> bool:
         """Waits for a row; False if only a part of it is there, and the rest expected."""
@@ -194,160 +223,6 @@ class _Room:
         self.own = self.parts[device]
         whole = memoryview(data)
         self.rows = [whole[place * size : (place + 1) * size] for place in range(devices)]
-
-
-class End:
-    """This end of one connection: what is still to be sent, and what is still to come."""
-
-    def __init__(self, peer: int, connection: socket.socket, window: int) -> None:
-        self.peer, self.socket, self.number = peer, connection, connection.fileno()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
-        self._sent = self.received = 0
-        self._leaving: deque[memoryview] = deque()
-        self._coming: deque[tuple[memoryview, memoryview, int]] = deque()
-        self._wake_bytes, self._most_wake_bytes = 1, min(WAKE_BYTES, window // 2)
-        self._poll = select.poll()
-        self._poll.register(self.number, select.POLLIN)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is left to send, or to come."""
-        return not self._leaving and not self._coming
-
-    def send(self, tensor: Tensor) -> None:
-        body = _bytes_of(tensor)
-        self._leaving.append(memoryview(HEADER.pack(self._sent, len(body))))
-        if len(body):
-            self._leaving.append(body)
-        self._sent += 1
-
-    def send_row(self, row: memoryview) -> bool:
-        """Sends what has room for its header before it; the memory is free again afterwards.
-
-        Gives whether nothing is left to be sent, and nothing was expected.
-        """
-        HEADER.pack_into(row, 0, self._sent, len(row) - HEADER.size)
-        self._sent += 1
-        count = 0
-        if not self._leaving:
-            try:
-                count = self.socket.send(row)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise WireError(self.peer, f"sending failed: {error.strerror or error}") from error
-        if count < len(row):
-            self._leaving.append(memoryview(bytes(row[count:])))
-            return False
-        return not self._coming
-
-    def expect_row(self, row: memoryview) -> None:
-        self._coming.append((row[: HEADER.size], row[HEADER.size :], 0))
-
-    def read_row(self, row: memoryview) -> bool | None:
-        """Takes a row where nothing else is expected: True; False if only a part of it came, and
-        the rest is expected now; None if nothing has come yet."""
-        try:
-            count = self.socket.recv_into(row)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise WireError(self.peer, f"receiving failed: {error.strerror or error}") from error
-        if not count:
-            raise WireError(self.peer, "Connection closed by peer")
-        if count < len(row):
-            self._coming.append((row[: HEADER.size], row[HEADER.size :], count))
-            return False
-        self._check(row, len(row) - HEADER.size)
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        """Until a row begins to come, or time is over."""
-        self._wake(1)
-        return bool(self._poll.poll(timeout_s * 1000))
-
-    def expect(self, tensor: Tensor) -> None:
-        body = _bytes_of(tensor)
-        self._coming.append((memoryview(bytearray(HEADER.size)), body, 0))
-
-    def push(self) -> None:
-        """Sends as much as the system takes."""
-        leaving = self._leaving
-        try:
-            while leaving:
-                count = self.socket.sendmsg([*leaving])
-                while leaving and count >= len(leaving[0]):
-                    count -= len(leaving.popleft())
-                if count:
-                    leaving[0] = leaving[0][count:]
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise WireError(self.peer, f"sending failed: {error.strerror or error}") from error
-
-    def pull(self) -> bool:
-        """Takes what has arrived; True when nothing is left to send or to come."""
-        while self._coming:
-            header, body, have = self._coming[0]
-            missing = [header, body] if not have else _beyond(header, body, have)
-            try:
-                count = self.socket.recvmsg_into(missing)[0]
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                raise WireError(
-                    self.peer, f"receiving failed: {error.strerror or error}"
-                ) from error
-            if not count:
-                raise WireError(self.peer, "Connection closed by peer")
-            have += count
-            if have < HEADER.size + len(body):
-                self._coming[0] = (header, body, have)
-                return False  # all that was there: asking again would be a call for nothing
-            self._coming.popleft()
-            self._check(header, len(body))
-        return not self._leaving
-
-    def _check(self, header: memoryview, length: int) -> None:
-        number, told = HEADER.unpack_from(header)
-        if (number, told) != (self.received, length):
-            raise WireError(
-                self.peer,
-                f"out of step: expected message {self.received} of {length} bytes, got message "
-                f"{number} of {told} bytes",
-            )
-        self.received += 1
-
-    def wants(self) -> int:
-        """What to be woken up for; for a long message not before a good part of it is there."""
-        if self._coming:
-            _, body, have = self._coming[0]
-            missing = HEADER.size + len(body) - have
-            self._wake(1 if missing < SHORT_BYTES else min(missing, self._most_wake_bytes))
-        return (select.POLLOUT if self._leaving else 0) | (select.POLLIN if self._coming else 0)
-
-    def _wake(self, count: int) -> None:
-        """To be woken up when so many bytes are there."""
-        if count != self._wake_bytes:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
-            self._wake_bytes = count
-
-
-def _beyond(header: memoryview, body: memoryview, have: int) -> list[memoryview]:
-    """What is still to come of a message."""
-    return [part for part in (header[have:], body[max(0, have - HEADER.size) :]) if part]
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor; the view keeps the tensor alive."""
-    assert tensor.is_contiguous()
-    count = tensor.numel() * tensor.element_size()
-    memory = (ctypes.c_char * count).from_address(tensor.data_ptr())
-    memory.owner = tensor  # type: ignore[attr-defined]
-    return memoryview(memory).cast("B")
 
 
 def _call(where: str, device: int, timeout_s: float) -> socket.socket:

@@ -16,9 +16,18 @@ LEAST_BYTES, MOST_BYTES = 1 << 18, 4 << 20
 
 SMALL_BYTES = 1 << 15
 """Up to this, sending to everybody takes less time than the rounds of a ring."""
+HUB_FROM = 4
+"""From so many devices on, one of them makes a small sum for all: with fewer there is nothing to
+save, and a second message to wait for."""
 
 Circle = tuple[int, ...]
 """Devices whose parts of a gradient add up."""
+
+
+def small_sum_messages(devices: int) -> float:
+    """What a device sends and receives for a small sum, on the average of their turns."""
+    others = devices - 1
+    return 2.0 * others if devices < HUB_FROM else 4.0 * others / devices
 
 
 def bucket_bytes(program: Program) -> dict[Circle, int]:

@@ -14,7 +14,13 @@ from terrazzo.zoo.mobilenet import mobilenet_v2, mobilenet_v2_se
 from terrazzo.zoo.resnet import resnet18, resnet50
 from terrazzo.zoo.unet import unet
 from terrazzo.zoo.vgg import vgg_small
-from terrazzo.zoo.yolo import darknet_small, yolov2, yolov2_front, yolov2_small
+from terrazzo.zoo.yolo import (
+    darknet_small,
+    yolov2,
+    yolov2_front,
+    yolov2_front_bare,
+    yolov2_small,
+)
 
 _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "convnext": convnext_small_style,
@@ -29,6 +35,7 @@ _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "vgg": vgg_small,
     "yolov2": yolov2,
     "yolov2-front": yolov2_front,
+    "yolov2-front-bare": yolov2_front_bare,
     "yolov2-small": yolov2_small,
 }
 

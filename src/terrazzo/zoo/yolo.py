@@ -27,6 +27,7 @@ __all__ = [
     "decode",
     "yolov2",
     "yolov2_front",
+    "yolov2_front_bare",
     "yolov2_small",
 ]
 
@@ -135,6 +136,23 @@ def yolov2(classes: int = 20) -> Yolo:
 def yolov2_front() -> nn.Sequential:
     """The first 17 operators of YOLOv2: 13 convolutions and 4 max pools."""
     return Darknet(32, FULL).fine
+
+
+def yolov2_front_bare() -> nn.Sequential:
+    """The same with a bias in place of each norm, as after folding norms into convolutions."""
+    front = yolov2_front()
+    for layer in front:
+        if isinstance(layer, ConvNorm):
+            convolution = layer[0]
+            assert isinstance(convolution, nn.Conv2d)
+            layer[0] = nn.Conv2d(
+                convolution.in_channels,
+                convolution.out_channels,
+                convolution.kernel_size[0],
+                padding=convolution.kernel_size[0] // 2,
+            )
+            layer[1] = nn.Identity()
+    return front
 
 
 def yolov2_small(classes: int = 3) -> Yolo:

@@ -11,6 +11,7 @@ from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
 from terrazzo.records import Node
 from terrazzo.runtime.operators import Operator, local_operator
+from terrazzo.runtime.pointwise import gaps_of
 from terrazzo.runtime.steps.compute import held_boxes
 from terrazzo.runtime.steps.step import Piece, Run
 from terrazzo.schedule import Passes, Program, Strip
@@ -108,7 +109,7 @@ class PassesStep:
         stride, padding, dilation, groups = call.args[3:7]
         gx, gw, gb = torch.ops.aten.convolution_backward(
             grad.contiguous(), x.detach(), weight.detach(), [weight.shape[0]] if bias else None,
-            stride, padding, dilation, False, [0, 0], groups, wanted,
+            stride, padding, gaps_of(x, weight, dilation), False, [0, 0], groups, wanted,
         )  # fmt: skip
         found = dict(piece.backward({LAST: gx})) if wanted[0] else {}
         for name, part, asked in zip(arrays[1:], (gw, gb), wanted[1:], strict=False):

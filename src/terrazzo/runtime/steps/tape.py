@@ -79,9 +79,11 @@ class Tape:
             if grad is None:
                 continue
             shape, shapes, needed = saved
+            is_own = line.outputs[0] in own
+            own.discard(line.outputs[0])
             if shape is not None:
-                grad = _laid(grad, shape, call.crop)
-            found = gradient.backward(run, grad, needed)
+                grad, is_own = _laid(grad, shape, call.crop), True
+            found = gradient.backward(run, grad, needed, own=is_own)
             for position, (name, part) in enumerate(zip(line.inputs, found, strict=False)):
                 if part is None:
                     continue
