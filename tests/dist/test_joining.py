@@ -18,6 +18,7 @@ from torch import nn
 
 import terrazzo as tz
 from terrazzo.errors import UsageError
+from terrazzo.members.control import Interrupted
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -64,6 +65,8 @@ def joined(lost: int | None, call: str, trouble: str = "") -> Found:
         wait_until(Path(call).exists)
     if is_new and trouble.startswith("differs"):
         next(net.parameters()).requires_grad_(False)
+    if is_new and trouble == "differs-and-is-hung-up-on":
+        links.gather_text = cut_off(links, links.gather_text)
     if links.device == 1 and trouble == "differs-and-one-is-late":
         links.recovery._turn_away = late(links, links.recovery._turn_away)
     for epoch in run.epochs(EPOCHS):
@@ -87,6 +90,19 @@ def late(links: Any, turn_away: Callable[..., None]) -> Callable[..., None]:
     def attempt(*given: Any) -> None:
         wait_until(lambda: links.control.view.epoch != links.epoch)
         turn_away(*given)
+
+    return attempt
+
+
+def cut_off(links: Any, gather_text: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+    """The others have heard why it differs, and go on before it has heard them."""
+
+    def attempt(text: str) -> list[str]:
+        stories = gather_text(text)
+        if text.startswith("call "):
+            wait_until(lambda: links.control.is_left_behind)
+            raise Interrupted("the others have hung up")
+        return stories
 
     return attempt
 
@@ -116,7 +132,9 @@ def test_a_device_joins_between_two_batches(lost: int | None, tmp_path: Path) ->
     assert len(found[2].what["losses"]) == 4 * EPOCHS - 6, "it began with the seventh batch"
 
 
-@pytest.mark.parametrize("trouble", ["differs", "differs-and-one-is-late", "fails"])
+@pytest.mark.parametrize(
+    "trouble", ["differs", "differs-and-one-is-late", "differs-and-is-hung-up-on", "fails"]
+)
 def test_who_comes_and_fails_is_lost_and_the_others_go_on(trouble: str, tmp_path: Path) -> None:
     found = fates(
         2, joined, None, str(tmp_path / "call"), trouble, joining=tmp_path / "members", timeout_s=60

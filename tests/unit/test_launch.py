@@ -230,12 +230,13 @@ class TestFailure:
         assert result.statuses == (-signal.SIGKILL, 5)
 
     def test_the_notice_comes_at_once(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """While the other one runs, which ends only when its time to end is over."""
         code = (
-            "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(4)\nelse: time.sleep(0.5)"
+            "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(4)\nelse: time.sleep(60)"
         )
-        launch(python(code), 2)
+        launch(python(code), 2, grace_s=0.5)
         assert (
-            "terrazzo | device0 failed with exit status 4; the other device has 10 s to end"
+            "terrazzo | device0 failed with exit status 4; the other device has 0.5 s to end"
             in capfd.readouterr().err
         )
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.errors import Disagreement
+from terrazzo.members.control import Interrupted
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.phase import READING
 
@@ -151,7 +152,12 @@ def _what_differs(kind: float) -> str:
 
 
 def _disagreement(links: Links, explain: str | Callable[[], str], what: str) -> Disagreement:
-    stories = links.gather_text(explain if isinstance(explain, str) else explain())
+    """That they differ is known already: who has heard all stories may hang up on the others."""
+    mine = explain if isinstance(explain, str) else explain()
+    try:
+        stories = links.gather_text(mine)
+    except Interrupted:
+        return Disagreement(f"{what}. {links.called(links.device)}: {mine}")
     if len(set(stories)) == 1:
         told = f"all say: {stories[0]}"
     else:
