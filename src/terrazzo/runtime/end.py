@@ -18,6 +18,7 @@ SEND_BYTES = 1 << 20
 WAKE_BYTES = 1 << 16
 """Of a long message, as much is waited for before this thread is woken up."""
 SHORT_BYTES = 1 << 12
+NOW = socket.MSG_DONTWAIT
 
 
 class WireError(RuntimeError):
@@ -29,20 +30,21 @@ class WireError(RuntimeError):
 
 
 class End:
-    """Messages leave and come in order; nothing waits here but what is asked to."""
+    """Messages leave and come in order; nothing waits here but ``read_row``, for ``timeout_s``."""
 
-    def __init__(self, peer: int, connection: socket.socket, window: int) -> None:
+    def __init__(
+        self, peer: int, connection: socket.socket, window: int, *, timeout_s: float
+    ) -> None:
         self.peer, self.socket, self.number = peer, connection, connection.fileno()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+        connection.setblocking(True)
         self._sent = self.received = 0
         self._leaving: deque[memoryview] = deque()
         self._coming: deque[tuple[memoryview, memoryview, int]] = deque()
         self._wake_bytes, self._most_wake_bytes = 1, min(WAKE_BYTES, window // 2)
-        self._poll = select.poll()
-        self._poll.register(self.number, select.POLLIN)
 
     @property
     def is_idle(self) -> bool:
@@ -66,7 +68,7 @@ class End:
         count = 0
         if not self._leaving:
             try:
-                count = self.socket.send(row)
+                count = self.socket.send(row, NOW)
             except BlockingIOError:
                 pass
             except OSError as error:
@@ -80,10 +82,14 @@ class End:
         self._coming.append((row[: HEADER.size], row[HEADER.size :], 0))
 
     def read_row(self, row: memoryview) -> bool | None:
-        """Takes a row where nothing else is expected: True; False if only a part of it came, and
-        the rest is expected now; None if nothing has come yet."""
+        """Waits for a row where nothing else is expected: True; False if only a part of it came,
+        and the rest is expected now; None if time is over.
+
+        One call into the system, which ends when all of it is there: where somebody waits for
+        every row, to look first and then to be woken up would be three.
+        """
         try:
-            count = self.socket.recv_into(row)
+            count = self.socket.recv_into(row, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -96,11 +102,6 @@ class End:
         self._check(row, len(row) - HEADER.size)
         return True
 
-    def wait(self, timeout_s: float) -> bool:
-        """Until a row begins to come, or time is over."""
-        self._wake(1)
-        return bool(self._poll.poll(timeout_s * 1000))
-
     def expect(self, tensor: Tensor) -> None:
         body = _bytes_of(tensor)
         self._coming.append((memoryview(bytearray(HEADER.size)), body, 0))
@@ -110,7 +111,7 @@ class End:
         leaving = self._leaving
         try:
             while leaving:
-                count = self.socket.sendmsg([*leaving])
+                count = self.socket.sendmsg([*leaving], (), NOW)
                 while leaving and count >= len(leaving[0]):
                     count -= len(leaving.popleft())
                 if count:
@@ -126,7 +127,7 @@ class End:
             header, body, have = self._coming[0]
             missing = [header, body] if not have else _beyond(header, body, have)
             try:
-                count = self.socket.recvmsg_into(missing)[0]
+                count = self.socket.recvmsg_into(missing, 0, NOW)[0]
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -166,6 +167,11 @@ class End:
         if count != self._wake_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wake_bytes = count
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the system wants it: whole seconds, and millionths."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def _beyond(header: memoryview, body: memoryview, have: int) -> list[memoryview]:

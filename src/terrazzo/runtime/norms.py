@@ -148,10 +148,10 @@ def fixed_flow(
     weight and bias."""
     gx, gw, gb = _fixed_backward(grad, x, moments, weight, eps, flows=flows)
     inverse = (moments[1] + eps).rsqrt_()
+    flow = _flow(gb, gw, inverse)
     if weight is None:
-        return gx, _flow(gb, gw, inverse), gw, gb
-    flow = _flow(gb, gw, inverse).mul_(weight)
-    return gx, flow, gw.to(weight.dtype), gb.to(weight.dtype)
+        return gx, flow, gw, gb
+    return gx, flow.mul_(weight), gw.to(weight.dtype), gb.to(weight.dtype)
 
 
 def _flow(plain: Tensor, product: Tensor, inverse: Tensor) -> Tensor:
@@ -222,7 +222,8 @@ def own_moments(rows: Tensor) -> Tensor:
 
 def own_moments_flow(grad: Tensor, rows: Tensor, found: Tensor) -> Tensor:
     """The gradient of rows from that of their mean and variance."""
-    level, slope = spread(grad, found, _count(rows))
+    count = _count(rows)
+    level, slope = spread(grad, found, grad.new_tensor([[1 / count], [2 / count]]))
     return torch.addcmul(as_column(level, rows), rows, as_column(slope, rows))
 
 
@@ -230,10 +231,10 @@ def _count(rows: Tensor) -> int:
     return max(1, rows.numel() // rows.shape[1])
 
 
-def spread(grad: Tensor, moments: Tensor, count: Any) -> tuple[Tensor, Tensor]:
-    """What flows to an element x: level + slope x. d mean = 1/n, d variance = 2 (x - mean)/n."""
-    level, slope = (grad / count).unbind()
-    slope = 2.0 * slope
+def spread(grad: Tensor, moments: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """What flows to an element x: level + slope x. d mean = 1/n, d variance = 2 (x - mean)/n;
+    ``share`` are 1/n and 2/n."""
+    level, slope = (grad * share).unbind()
     return torch.addcmul(level, slope, moments[0], value=-1.0), slope
 
 
@@ -253,7 +254,8 @@ def running(
 ) -> tuple[Tensor, Tensor]:
     """New running mean and (unbiased) variance; instance norms average theirs over samples."""
     factor = 1.0 / float(momentum) if isinstance(momentum, Tensor) else momentum
-    now, wide = moments[0], moments[1] * (count / max(count - 1, 1))
+    now, wide = moments.unbind()
+    wide = wide * (count / max(count - 1, 1))
     if now.numel() != mean.numel():
         now, wide = (part.view(samples, -1).mean(0) for part in (now, wide))
     return (

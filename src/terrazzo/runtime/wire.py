@@ -20,7 +20,7 @@ from torch import Tensor
 
 from terrazzo.members import hello
 from terrazzo.members.copies import in_copies
-from terrazzo.runtime.end import HEADER, SHORT_BYTES, End, WireError
+from terrazzo.runtime.end import HEADER, End, WireError
 from terrazzo.schedule.sums import HUB_FROM
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ SWITCH_BYTES, LEAST_BYTES = 384 << 10, 32 << 10
 """What all others together may have on the way to a device: as much as a cheap switch holds for a
 port. It drops what is more, and the last packet of a message that is dropped is missed only after
 a fifth of a second."""
+LASTING_BYTES = 1 << 14
+"""Memory for messages up to this length is kept for the next one like it: statistics and notes."""
 
 
 def window_bytes(devices: int) -> int:
@@ -79,7 +81,9 @@ class Wire:
         self._rooms: dict[tuple[torch.Size, torch.dtype], _Room] = {}
         self._turn = 0
         window = window_bytes(len(members))
-        self._ends = {peer: End(peer, found[peer], window) for peer in sorted(found)}
+        self._ends = {
+            peer: End(peer, found[peer], window, timeout_s=self.timeout_s) for peer in sorted(found)
+        }
         in_copies(self.close)
 
     @property
@@ -135,13 +139,15 @@ class Wire:
             end = self._ends[hub]
             quiet = end.send_row(room.rows[self.device])
             self._take_rows((end,), room.rows, quiet=quiet, meanwhile=meanwhile)
-        return room.parts[hub]
+        return room.each[hub]
 
     def _room(self, tensor: Tensor) -> _Room:
         key = (tensor.shape, tensor.dtype)
-        room = self._rooms.get(key) or _Room(tensor, len(self.members), self.device)
-        if tensor.nbytes <= SHORT_BYTES:
-            self._rooms[key] = room
+        room = self._rooms.get(key)
+        if room is None:
+            room = _Room(tensor, len(self.members), self.device)
+            if tensor.nbytes <= LASTING_BYTES:
+                self._rooms[key] = room
         return room
 
     def _take_rows(
@@ -163,9 +169,9 @@ class Wire:
 
     def _read(self, end: End, row: memoryview) -> bool:
         """Waits for a row; False if only a part of it is there, and the rest expected."""
-        while (whole := end.read_row(row)) is None:
-            if not end.wait(self.timeout_s):
-                raise too_late(end.peer, self.timeout_s)
+        whole = end.read_row(row)
+        if whole is None:
+            raise too_late(end.peer, self.timeout_s)
         return whole
 
     def begin(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Sequence[End]:
@@ -220,7 +226,8 @@ class _Room:
         data = bytearray(devices * size)
         rows = torch.frombuffer(data, dtype=torch.uint8).view(devices, size)[:, HEADER.size :]
         self.parts = rows.view(like.dtype).view(devices, *like.shape)
-        self.own = self.parts[device]
+        self.each = self.parts.unbind()
+        self.own = self.each[device]
         whole = memoryview(data)
         self.rows = [whole[place * size : (place + 1) * size] for place in range(devices)]
 

@@ -35,7 +35,7 @@ class MomentsStep:
         self.counts = _counts(step, pairs)
         """By device and pair of statistics: over how many elements."""
         self.all = self.counts.sum(0)
-        self._totals: Tensor | None = None
+        self._shares: Tensor | None = None
         self.place = step.places[device].slices()[1]
         array, local = program.arrays[step.inputs[0]], step.parts[device]
         assert array.boxes is not None
@@ -61,7 +61,7 @@ class MomentsStep:
                 full[:, self.place] = part
                 part = full
         if run.links.devices == 1 and part.is_cuda:  # nothing to merge: the host need not wait
-            moments = torch.stack([part[0], part[1] / self._total(part[0])])
+            moments = torch.stack([part[0], part[1] * self._share(part)[0]])
         else:
             moments = merge(part, run.links, self.counts, self.all)
         run.held[self.step.target] = moments
@@ -80,18 +80,20 @@ class MomentsStep:
             return
         if not self.fills:
             grad, moments = grad[:, self.place], moments[:, self.place]
-        level, slope = spread(grad, moments, self._total(grad))
+        level, slope = spread(grad, moments, self._share(grad))
         self._add(run, x, level, slope)
 
     def _counted(self, x: Tensor) -> Tensor:
         """Of what is held, what counts; a slice of everything is not free."""
         return x[self.own] if self.own else x
 
-    def _total(self, like: Tensor) -> Tensor:
-        """Over how many elements in all; kept, because a copy to a GPU waits for all its work."""
-        kept = self._totals
+    def _share(self, like: Tensor) -> Tensor:
+        """1/n and 2/n, over how many elements in all; kept, because a copy to a GPU waits for all
+        its work."""
+        kept = self._shares
         if kept is None or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self._totals = self.all[self.place].to(like)
+            count = self.all[self.place]
+            kept = self._shares = torch.stack([1 / count, 2 / count]).to(like)
         return kept
 
     def _add(self, run: Run, x: Tensor, level: Tensor, slope: Tensor) -> None:
