@@ -100,7 +100,7 @@ class TestRecord:
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "old.json"
         path.write_text(json.dumps({**json.loads(made().to_json()), "version": 0}))
-        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 2"):
+        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 3"):
             Profile.load(path)
 
     def test_a_missing_part_is_named(self) -> None:
