@@ -17,13 +17,13 @@ import pytest
 from terrazzo.cli.main import main
 from terrazzo.errors import PlanError
 from terrazzo.graph.export import export
+from terrazzo.measure.known import kept_profile
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner.alike import NEAR
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.planner.prices import speed
-from terrazzo.planning import kept_profile
 from terrazzo.records import Graph, Plan
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
