@@ -52,6 +52,7 @@ devices = st.builds(
     timings=st.lists(timings, max_size=3).map(tuple),
     took_s=seconds,
     left_out=st.integers(0, 9),
+    accelerator=st.sampled_from(["", "A GPU, CUDA 12.8"]),
 )
 pairs = st.lists(st.tuples(sizes, seconds), max_size=3).map(tuple)
 links = st.builds(LinkProfile, rates, rates, shares, shares, shares, shares)

@@ -22,6 +22,7 @@ from torch import Tensor
 from terrazzo.measure.accelerator import CPU, settle
 from terrazzo.records.profile import LinkProfile, Network
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.staging import room
 from terrazzo.runtime.wire import Parcel
 
 SMALL_BYTES = 64
@@ -85,6 +86,10 @@ class _Ends:
     def zeros(self, count_bytes: int) -> Tensor:
         return torch.zeros(count_bytes // 4, device=self.torch_device)
 
+    def ready(self, *tensors: Tensor) -> None:
+        """Pins memory for all of them, which torch keeps: a step finds it there."""
+        _ = [room(tensor) for tensor in tensors]
+
     def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
         """Until what arrived is where it belongs."""
         self.links.exchange(sends, receives)
@@ -138,6 +143,7 @@ def _alone(ends: _Ends) -> float:
     for attempt in range(2):
         _meet(links)
         buffer = ends.zeros(size)
+        ends.ready(buffer)
         _pass_on(ends, buffer[: size // 4 // FIRST_PART])
         begin_s = time.perf_counter()
         _pass_on(ends, buffer)
@@ -163,6 +169,7 @@ def _together(ends: _Ends, alone: float) -> tuple[float, float]:
     both = (after, before) if links.devices > 2 else (after,)
     sends = [(peer, ends.zeros(size)) for peer in both]
     receives = [(peer, ends.zeros(size)) for peer in both]
+    ends.ready(*(tensor for _, tensor in (*sends, *receives)))
     _meet(links)
     early = size // 4 // FIRST_PART
     ends.exchange([(p, t[:early]) for p, t in sends], [(p, t[:early]) for p, t in receives])
@@ -178,6 +185,7 @@ def _handled_s_per_byte(ends: _Ends, message_s: float) -> float:
     links, both = ends.links, set(_neighbours(ends.links))
     sends = [(peer, ends.zeros(BOX_BYTES)) for peer in both]
     receives = [(peer, ends.zeros(BOX_BYTES)) for peer in both]
+    ends.ready(*(tensor for _, tensor in (*sends, *receives)))
     left, right, worked_s = torch.zeros(64, 64), torch.zeros(64, 64), 0.0
 
     def work() -> None:
@@ -213,6 +221,7 @@ def _sums_s(ends: _Ends) -> list[tuple[int, float]]:
 def _sum_s(ends: _Ends, size: int) -> float:
     """Seconds until the last device has it; small ones are repeated."""
     links, tensor = ends.links, ends.zeros(size)
+    ends.ready(tensor)
     repeats = 1 if size > 1 << 18 else 8
     links.sum_later(ends.zeros(16)).wait()
     _meet(links)

@@ -61,6 +61,7 @@ def measure_together(
         own = json.dumps({"error": f"{name}: {error}"})
     finally:
         free_memory()
+        free_accelerator(torch_device)
     tables = [json.loads(text) for text in links.gather_text(own)]
     for table in tables:
         if "error" in table:
