@@ -48,7 +48,7 @@ LARGE_BYTES = 8 << 20
 LEAST_FLOPS = 10**8
 """What a trial counts as however small it is: making tensors, reading the clock."""
 FIRST_GUESS_FLOPS_PER_S = 2e9
-GPU_TIMES = 1000
+GPU_TIMES = 10_000
 """A GPU does so much more in the time that a trial takes at least."""
 
 
@@ -129,6 +129,8 @@ def _timed(
     timed again, and of two figures the smaller one is nearer to the truth. Where there is still
     time left, everything is, and the mean is taken.
     """
+    if chosen and terms.torch_device.type != CPU.type:
+        time_trial(chosen[0], watch)  # loads libraries, which would look like a slow GPU
     session = _Session(chosen, watch, terms.budget_s)
     order = terms.share.order(len(chosen), min(COMMON, len(chosen)))
     session.run(order, FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
