@@ -168,6 +168,18 @@ def test_the_next_profile_is_what_the_run_took(
     assert kept_profile(graph, 2, environment=os.environ) is None  # no torch is in its key
 
 
+def test_a_run_on_a_gpu_corrects_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    first, *others = profile().devices
+    moved = replace(profile(), devices=(replace(first, accelerator="A GPU"), *others))
+    moved.save(tmp_path / "profile.json")
+    assert main(["cluster", "profile", "--from", str(tmp_path)]) == 2
+    assert "lay on A GPU" in capsys.readouterr().err
+
+
 def test_a_guess_is_not_kept(
     folder: Path,
     tmp_path: Path,

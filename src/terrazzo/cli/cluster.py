@@ -163,6 +163,12 @@ def _correct(options: argparse.Namespace) -> None:
             "that was planned with a profile (terrazzo cluster profile measures one)"
         )
     before = Profile.load(folder / "profile.json")
+    for device in before.devices:
+        if device.accelerator:
+            raise UsageError(
+                f"the net of {device.name} lay on {device.accelerator}: {folder} says when work "
+                "was handed to it, not how long that took; measure again with --again"
+            )
     after = replace(slowed(before, found.slowness), measured_s=time.time())
     for device, times in zip(before.devices, found.slowness, strict=True):
         say(f"{device.name} computes {times:.2f} times as long as was thought")
