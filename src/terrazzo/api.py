@@ -19,11 +19,13 @@ from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
 from terrazzo.feed.rehearsal import Rehearsal
 from terrazzo.graph.export import export
+from terrazzo.measure.accelerator import can_measure, lies_on, title
+from terrazzo.measure.known import given_profile
 from terrazzo.optimizers import spare_compiler
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import delivered_bytes
-from terrazzo.planning import Planner, given_profile, informed
+from terrazzo.planning import Planner, informed
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
@@ -160,10 +162,13 @@ def plan(
         count = devices or model.links.devices
     else:
         graph, count = export(model, _checked(example)).graph, devices or _devices()
+    own = torch.distributed.get_rank() if _together() else 0
+    accelerators = {own: title(lies_on(model, example))}  # of others a script knows nothing here
     delivered = delivered_bytes(delivery)
     wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     known = given_profile(profile, graph)
-    return informed(wishes, known, graph=graph, devices=count).plan(graph, count)
+    wishes = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
+    return wishes.plan(graph, count)
 
 
 def parallelize(
@@ -208,13 +213,14 @@ def parallelize(
     wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     if plan is None:
         plan = _handed_over(links, wishes)
-    on_cpu = all(one.device.type == "cpu" for one in model.parameters())
+    torch_device = lies_on(model, example)
     planner = Planner(
         links,
         wishes,
         plan=plan if links.later is None else None,
         profile=profile,
-        measures=on_cpu if links.later is None else None,
+        measures=can_measure(model, torch_device) if links.later is None else None,
+        torch_device=torch_device,
     )
     if small := is_small():
         spare_compiler()

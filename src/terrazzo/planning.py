@@ -11,8 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from terrazzo.errors import PlanError, TerrazzoError, UsageError
-from terrazzo.measure.key import MODEL, PLACE, WHERE, refuse_other
+from terrazzo.measure.accelerator import CPU, title
+from terrazzo.measure.key import WHERE
+from terrazzo.measure.known import NOWHERE, given_profile, kept_here
 from terrazzo.measure.store import ProfileStore
 from terrazzo.measure.together import are_apart, measure_together
 from terrazzo.planner import Wishes
@@ -24,7 +28,6 @@ from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import room_beside_idle_bytes
 from terrazzo.records import Graph, Layout, Plan, document
 from terrazzo.records.layout import AXES
-from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import count_text, seconds_text
@@ -42,44 +45,21 @@ MEASURE_S = 20.0
 """At most so long operators are timed; links take a few seconds more."""
 
 
-def kept_profile(
-    graph: Graph, devices: int, *, environment: Mapping[str, str], place: str = ""
-) -> Profile | None:
-    """The newest profile of this model on so many devices: with this torch, or of that place."""
-    folder, torch = ProfileStore.usual(environment).folder, Machine.here().torch
-    found = []
-    for path in folder.glob("*.json") if folder.is_dir() else ():
-        try:
-            profile = Profile.load(path)
-        except UsageError:
-            continue  # of another version: measuring again replaces it
-        which = profile.key.get(PLACE) == place if place else profile.key.get("torch") == torch
-        if which and profile.key.get(MODEL) == graph.digest and len(profile.devices) == devices:
-            found.append(profile)
-    return max(found, key=lambda profile: profile.measured_s, default=None)
+def informed(
+    wishes: Wishes,
+    profile: Profile | None,
+    *,
+    graph: Graph,
+    devices: int,
+    accelerators: Mapping[int, str] = NOWHERE,
+) -> Wishes:
+    """The wishes with a profile: the one that was given, or one that was kept.
 
-
-def informed(wishes: Wishes, profile: Profile | None, *, graph: Graph, devices: int) -> Wishes:
-    """The wishes with a profile: the one that was given, or one that was kept."""
+    ``accelerators`` are what nets lie on, by device, as far as that is known.
+    """
     if not wishes.is_open or devices == 1:
         return wishes
-    return replace(wishes, profile=profile or _kept_here(graph, devices))
-
-
-def given_profile(profile: Profile | str | Path | None, graph: Graph) -> Profile | None:
-    """What a script gave, read; refused where it is of another model or another torch."""
-    if profile is None:
-        return None
-    found = profile if isinstance(profile, Profile) else Profile.load(Path(profile))
-    refuse_other(found.key, graph, running=True)
-    return found
-
-
-def _kept_here(graph: Graph, devices: int) -> Profile | None:
-    """The profile of these devices, as far as a script can know where it runs."""
-    place = os.environ.get(WHERE, "")
-    found = kept_profile(graph, devices, environment=os.environ, place=place)
-    return found if found is None or found.key.get("torch") == Machine.here().torch else None
+    return replace(wishes, profile=profile or kept_here(graph, devices, accelerators))
 
 
 class Planner:
@@ -98,9 +78,11 @@ class Planner:
         plan: Plan | None = None,
         profile: Profile | str | Path | None = None,
         measures: bool | None = None,
+        torch_device: torch.device = CPU,
     ) -> None:
         """``measures``: whether this device could measure itself. Where there is no profile yet,
-        devices on several machines make one, if all could; None: nobody asks."""
+        devices on several machines make one, if all could; None: nobody asks. ``torch_device`` is
+        what the net of this device lies on."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
@@ -111,6 +93,9 @@ class Planner:
         self._told = profile
         """The profile as it was given; it is read and checked when the first graph is there."""
         self._given, self._measures, self._is_new = plan, measures, False
+        self._torch_device = torch_device
+        self._accelerators: Mapping[int, str] = NOWHERE
+        """What the net of each device lies on; empty until they have told each other."""
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
 
@@ -122,6 +107,9 @@ class Planner:
             if limit is None or graph.digest == first.digest:
                 return retarget(plan, first, graph)
             return fit(graph, retarget(plan, first, graph), limit)
+        if not self._accelerators:
+            told = self.links.gather_text(title(self._torch_device))
+            self._accelerators = dict(enumerate(told))
         if self._given is not None:
             plan = self._obeyed(graph, self._given)
         elif not self.wishes.is_open:
@@ -171,6 +159,7 @@ class Planner:
         known = self.profile if len(places) == len(kept) else None
         self.profile, self._told = known and known.of(places), None
         self._given = self._first = self._foreseen = None
+        self._accelerators = NOWHERE
         self._measures = None  # who lost a device wants to go on
 
     @property
@@ -187,19 +176,29 @@ class Planner:
             return
         if links.device == 0 and agrees:
             given = self._told is not None or self.profile is not None
-            unknown = not given and _kept_here(graph, links.devices) is None
+            unknown = not given and self._kept(graph) is None
             agrees = unknown and os.environ.get(MEASURE, "").lower() not in OFF
-        if "no" in links.gather_text("yes" if agrees else "no") or not are_apart(links):
+        if "no" in links.gather_text("yes" if agrees else "no"):
+            return
+        if not are_apart(links, self._torch_device):
             return
         self._measures = None
         place = os.environ.get(WHERE) or f"{links.devices} devices"
         found = measure_together(
-            links, graph, place=place, budget_s=MEASURE_S, say=self._progress()
+            links,
+            graph,
+            torch_device=self._torch_device,
+            place=place,
+            budget_s=MEASURE_S,
+            say=self._progress(),
         )
         if isinstance(found, Profile):
             self.profile, self._is_new = found, True
         if links.device == 0:
             self._keep(found)
+
+    def _kept(self, graph: Graph) -> Profile | None:
+        return kept_here(graph, self.links.devices, self._accelerators)
 
     def _progress(self) -> Callable[[str], None]:
         if self.links.device != 0:
@@ -253,9 +252,17 @@ class Planner:
         if slowness:
             assert self.profile is not None, "a plan was predicted by it"
             self.profile = slowed(self.profile, slowness)
-        known = informed(self.wishes, self.profile, graph=graph, devices=devices)
+        known = informed(
+            self.wishes,
+            self.profile,
+            graph=graph,
+            devices=devices,
+            accelerators=self._accelerators,
+        )
         if known.profile is None:
-            return PLANNED + _unmeasured(known, graph, devices).to_json().encode()
+            on_cpu = self._torch_device.type == CPU.type
+            plan = _unmeasured(known, graph, devices) if on_cpu else known.plan(graph, devices)
+            return PLANNED + plan.to_json().encode()
         found = known.search(graph, devices)
         plan = found.best.plan
         if found.misfit:
@@ -302,7 +309,7 @@ class Planner:
     def _predicted(self, graph: Graph, plan: Plan) -> Prediction | None:
         self._read(graph)
         devices = self.links.devices
-        profile = self.profile or _kept_here(graph, devices)
+        profile = self.profile or self._kept(graph)
         if profile is None or len(profile.devices) != devices:
             return None
         self.profile = profile
@@ -312,7 +319,8 @@ class Planner:
     def _read(self, graph: Graph) -> None:
         """The profile that was given, once: graphs that come later are of other sizes."""
         if self._told is not None:
-            self.profile, self._told = given_profile(self._told, graph), None
+            found = given_profile(self._told, graph, self._accelerators)
+            self.profile, self._told = found, None
 
     def _record(
         self, folder: Path, graph: Graph, plan: Plan, prediction: Prediction | None

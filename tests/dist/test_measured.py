@@ -17,6 +17,7 @@ from plain import cnn
 import terrazzo as tz
 from terrazzo import api, planning
 from terrazzo.errors import RunError
+from terrazzo.measure import device as measured_device
 from terrazzo.measure import together
 from terrazzo.records.profile import Profile
 
@@ -49,15 +50,15 @@ def planned(folder: str, apart: bool, failing: int, setting: str) -> dict[str, A
     return {"said": said, "off": off, "profile": isinstance(net._plans.profile, Profile)}
 
 
-def beside_a_gpu(folder: str, which: int) -> dict[str, Any]:
-    """As a device whose weights are on a GPU asks for its plan."""
+def beside_another(folder: str, which: int) -> dict[str, Any]:
+    """As a device whose weights lie where nothing can be timed asks for its plan."""
 
-    def on_a_gpu(*args: Any, **options: Any) -> planning.Planner:
+    def unmeasurable(*args: Any, **options: Any) -> planning.Planner:
         return planning.Planner(*args, **options | {"measures": False})
 
     if tz.init() != which:
         return planned(folder, True, -1, "")
-    with mock.patch.object(api, "Planner", on_a_gpu):
+    with mock.patch.object(api, "Planner", unmeasurable):
         return planned(folder, True, -1, "")
 
 
@@ -86,9 +87,29 @@ def test_who_cannot_measure_does_not_stop_a_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_nobody_measures_where_one_cannot(tmp_path: Path, which: int) -> None:
-    for found in run_on(2, beside_a_gpu, str(tmp_path), which):
+    for found in run_on(2, beside_another, str(tmp_path), which):
         assert found["off"] < 1e-10 and found["said"] == ["", ""]
     assert not (tmp_path / "terrazzo").exists()
+
+
+def on_another(folder: str) -> tuple[list[str], list[str]]:
+    """As if device 1 had been moved to a GPU since the profile was kept, and asks twice."""
+    with contextlib.ExitStack() as patches:
+        if tz.init() == 1:
+            for module in (planning, measured_device):
+                patches.enter_context(mock.patch.object(module, "title", return_value="A GPU"))
+        found = planned(folder, True, -1, "")
+    kept = sorted((Path(folder) / "terrazzo" / "profiles").glob("*.json"))
+    profiles = [Profile.load(path) for path in kept]
+    return found["said"], [";".join(one.accelerator for one in p.devices) for p in profiles]
+
+
+def test_a_device_that_moved_to_a_gpu_is_measured_there(tmp_path: Path) -> None:
+    run_on(2, planned, str(tmp_path), True, -1, "")
+    (said, kept), _ = run_on(2, on_another, str(tmp_path))
+    assert "were not measured with this model yet" in said[0]
+    assert said[1] == "", "now that profile is known"
+    assert sorted(kept) == [";", ";A GPU"], "and the other one is still there"
 
 
 def test_nobody_measures_on_one_machine_or_where_it_is_off(tmp_path: Path) -> None:

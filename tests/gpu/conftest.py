@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -22,10 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _devices() -> Iterator[None]:
-    """Processes that load torch themselves: a GPU that was seen before a fork is lost after it."""
+    """Processes that load torch themselves: a GPU that was seen before a fork is lost after it.
+
+    Nets in them do not measure themselves, which a CPU beside a GPU would, unless a test says so.
+    """
     import devices
 
     before, devices.START = devices.START, "spawn"
-    yield
-    devices.close_all()
+    with mock.patch.dict(os.environ, {"TERRAZZO_MEASURE": "off"}):
+        yield
+        devices.close_all()
     devices.START = before

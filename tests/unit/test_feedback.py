@@ -17,13 +17,13 @@ import pytest
 from terrazzo.cli.main import main
 from terrazzo.errors import PlanError
 from terrazzo.graph.export import export
+from terrazzo.measure.known import kept_profile
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner.alike import NEAR
 from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.planner.prices import speed
-from terrazzo.planning import kept_profile
 from terrazzo.records import Graph, Plan
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
@@ -166,6 +166,18 @@ def test_the_next_profile_is_what_the_run_took(
         assert predicted_s == pytest.approx(took_s, rel=NEAR)
     assert graph.digest == digest()
     assert kept_profile(graph, 2, environment=os.environ) is None  # no torch is in its key
+
+
+def test_a_run_on_a_gpu_corrects_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    first, *others = profile().devices
+    moved = replace(profile(), devices=(replace(first, accelerator="A GPU"), *others))
+    moved.save(tmp_path / "profile.json")
+    assert main(["cluster", "profile", "--from", str(tmp_path)]) == 2
+    assert "lay on A GPU" in capsys.readouterr().err
 
 
 def test_a_guess_is_not_kept(

@@ -17,11 +17,12 @@ import terrazzo as tz
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.graph.rules.windows import windowed
+from terrazzo.measure.known import given_profile, kept_profile
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.explicit import best_grid
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import IDLE_BYTES, SMALL_IDLE_BYTES, room_bytes
-from terrazzo.planning import given_profile, informed, kept_profile
+from terrazzo.planning import informed
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES, Machine
 from terrazzo.schedule import lower

@@ -52,6 +52,7 @@ devices = st.builds(
     timings=st.lists(timings, max_size=3).map(tuple),
     took_s=seconds,
     left_out=st.integers(0, 9),
+    accelerator=st.sampled_from(["", "A GPU, CUDA 12.8"]),
 )
 pairs = st.lists(st.tuples(sizes, seconds), max_size=3).map(tuple)
 links = st.builds(LinkProfile, rates, rates, shares, shares, shares, shares)
@@ -100,7 +101,7 @@ class TestRecord:
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "old.json"
         path.write_text(json.dumps({**json.loads(made().to_json()), "version": 0}))
-        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 2"):
+        with pytest.raises(UsageError, match=r"old\.json: .* version 0, .* reads version 3"):
             Profile.load(path)
 
     def test_a_missing_part_is_named(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import UsageError
 from terrazzo.lab.hosts import is_root
 from terrazzo.lab.measuring import measure
+from terrazzo.measure.job import CPU, parse_lie_on
 from terrazzo.measure.key import MODEL, profile_key
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner.feedback import slowed
@@ -61,13 +62,15 @@ PROFILE_EXAMPLES = """\
 examples:
   terrazzo cluster profile net.py:build --input 8x3x224x224 --on 4 --save profile.json
   terrazzo cluster profile net.py:build --input 1x3x416x416 --on 6xpi3 --again
+  terrazzo cluster profile net.py:build --input 8x3x224x224 --on 2 --device cpu,cuda
   terrazzo cluster profile --show profile.json
   terrazzo cluster profile --from runs/20260131-142530-train
 
 Times the operators of a model on boxes of several sizes, all devices at once, then the links
 between devices. What was found is kept for this model, these devices, this version of torch, these
-thread counts and this power state, and used again until one of them changes. With --from nothing is
-measured: the profile of a recorded run is corrected by how long its devices computed.
+thread counts, this power state and these GPUs, and used again until one of them changes. With
+--from nothing is measured: the profile of a recorded run is corrected by how long its devices
+computed.
 """
 
 
@@ -96,6 +99,11 @@ def add_to(commands: Commands) -> None:
     measured.add_argument(
         "--on", default="1", metavar="N",
         help="devices: 4 processes here, 6xpi3 emulated, or a cluster.toml (default: %(default)s)",
+    )  # fmt: skip
+    measured.add_argument(
+        "--device", default=CPU, metavar="WHERE",
+        help="where nets lie: cpu, cuda, or one for each device, such as cpu,cuda:0 "
+        "(default: %(default)s)",
     )  # fmt: skip
     measured.add_argument("--again", action="store_true", help="measure even if nothing changed")
     measured.add_argument("--save", type=Path, metavar="FILE", help="write it here too")
@@ -127,7 +135,8 @@ def profile(options: argparse.Namespace) -> int:
     if not options.seconds >= LEAST_BUDGET_S:
         raise UsageError(f"--seconds {options.seconds:g}: give at least {LEAST_BUDGET_S:g}")
     place = Place.read(options, real=True)
-    asked = _Asked(_graph(options), place, str(options.on), options.seconds)
+    lie_on = _lie_on(options.device, place)
+    asked = _Asked(_graph(options), place, str(options.on), options.seconds, lie_on)
     store = ProfileStore.usual(os.environ)
     with ExitStack() as cleanup:
         if place.cluster is not None:  # what its devices have installed is known only there
@@ -154,6 +163,12 @@ def _correct(options: argparse.Namespace) -> None:
             "that was planned with a profile (terrazzo cluster profile measures one)"
         )
     before = Profile.load(folder / "profile.json")
+    for device in before.devices:
+        if device.accelerator:
+            raise UsageError(
+                f"the net of {device.name} lay on {device.accelerator}: {folder} says when work "
+                "was handed to it, not how long that took; measure again with --again"
+            )
     after = replace(slowed(before, found.slowness), measured_s=time.time())
     for device, times in zip(before.devices, found.slowness, strict=True):
         say(f"{device.name} computes {times:.2f} times as long as was thought")
@@ -169,6 +184,31 @@ def _correct(options: argparse.Namespace) -> None:
         say(f"saved as {options.save}")
 
 
+def _lie_on(text: str, place: Place) -> tuple[str, ...]:
+    """What nets lie on, for each device; what this machine has not got is said at once."""
+    found = parse_lie_on(text, place.devices)
+    if place.cluster is not None or set(found) == {CPU}:
+        return found  # devices that are reached look for themselves
+    if place.topology is not None:
+        raise UsageError(f"--device {text}: emulated boards have no GPU; leave --device out")
+    import torch  # not for --help
+
+    from terrazzo.measure.accelerator import absent
+
+    for one in found:
+        if reason := absent(torch.device(one)):
+            raise UsageError(f"--device {one}: {reason}")
+    return found
+
+
+def _titles(lie_on: Sequence[str]) -> list[str]:
+    import torch
+
+    from terrazzo.measure.accelerator import title
+
+    return [title(torch.device(one)) for one in lie_on]
+
+
 def _graph(options: argparse.Namespace) -> Graph:
     from terrazzo.cli.model import ModelReference
     from terrazzo.cli.plan import exported
@@ -180,12 +220,13 @@ def _graph(options: argparse.Namespace) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A model, where to measure it, and for how long at most."""
+    """A model, where to measure it, for how long at most, and what its nets lie on there."""
 
     graph: Graph
     place: Place
     on: str
     budget_s: float
+    lie_on: tuple[str, ...]
     reached: SshHosts | None = None
 
     @property
@@ -206,6 +247,7 @@ class _Asked:
                 place=cluster_place(cluster),
                 threads=threads,
                 emulated=f"{cluster.encrypt} {there}",
+                accelerators=["" if one == CPU else one for one in self.lie_on],
             )
             return {**key, "torch": facts[0].versions["torch"]}
         topology, local = self.place.topology, self.place.local
@@ -217,7 +259,12 @@ class _Asked:
         count = self.place.devices
         environment = (local or _processes(count)).environment(0, port=0, base=os.environ)
         threads = [int(environment["OMP_NUM_THREADS"])] * count
-        return profile_key(self.graph, place=f"{count} local", threads=threads)
+        return profile_key(
+            self.graph,
+            place=f"{count} local",
+            threads=threads,
+            accelerators=_titles(self.lie_on),
+        )
 
 
 def _processes(count: int) -> Hosts:
@@ -250,5 +297,10 @@ def measured(asked: _Asked, key: Mapping[str, str]) -> Profile:
     opened = nullcontext(asked.reached) if asked.reached is not None else asked.place.open()
     with opened as hosts, console.status("starting the devices ...") as status:
         return measure(
-            hosts, asked.graph, key=key, budget_s=asked.budget_s, tell=lambda t: status.update(t)
+            hosts,
+            asked.graph,
+            key=key,
+            budget_s=asked.budget_s,
+            tell=lambda t: status.update(t),
+            lie_on=asked.lie_on,
         )

@@ -16,7 +16,9 @@ from terrazzo.cli.place import add_presets_flag, cluster_place, is_file, read_to
 from terrazzo.cli.tensor import TensorSpec
 from terrazzo.cluster import LocalHosts
 from terrazzo.errors import UsageError
+from terrazzo.measure.job import CPU, parse_lie_on
 from terrazzo.measure.key import PLACE, refuse_other
+from terrazzo.measure.known import kept_profile
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
@@ -79,6 +81,11 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="what terrazzo cluster profile measured"
     )
+    parser.add_argument(
+        "--device", default=CPU, metavar="WHERE",
+        help="of kept profiles, one of nets that lie there: cpu, cuda, or one for each device "
+        "(default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--objective", choices=(TIME, MEMORY, ENERGY), default=TIME,
         help="what shall be least (default: %(default)s)",
@@ -178,8 +185,6 @@ def _profile(
     options: argparse.Namespace, graph: Graph, devices: int, guess: Profile | None
 ) -> Profile | None:
     """The profile that was asked for, or kept for this model and these devices, or a guess."""
-    from terrazzo.planning import kept_profile  # loads torch: not for --help
-
     if options.profile is not None:
         found = Profile.load(options.profile)
         if len(found.devices) != devices and options.on != "1":
@@ -190,16 +195,21 @@ def _profile(
         if not options.eval:  # what was measured is training, evaluation is a part of it
             refuse_other(found.key, graph, running=False)
         return found
+    wanted = [one != CPU for one in parse_lie_on(options.device, devices)]
+
+    def fits(profile: Profile) -> bool:
+        return [bool(device.accelerator) for device in profile.devices] == wanted
+
     if is_file(str(options.on)):
         place = cluster_place(Cluster.load(Path(options.on)))
-        kept = kept_profile(graph, devices, environment=os.environ, place=place)
+        kept = kept_profile(graph, devices, environment=os.environ, place=place, fits=fits)
         if kept is None:
             raise UsageError(
                 f"the devices of {options.on} were not measured with this model yet: terrazzo "
                 f"cluster profile {options.model} --input {options.input[0]} --on {options.on}"
             )
         return kept
-    kept = kept_profile(graph, devices, environment=os.environ)
+    kept = kept_profile(graph, devices, environment=os.environ, fits=fits)
     asked = str(options.on) if guess is not None else f"{devices} local"
     if kept is not None and kept.key.get(PLACE) == asked:
         return kept

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.sshhosts import SshHosts
 from terrazzo.errors import LaunchError, RunError
 from terrazzo.lab.hosts import LabHosts
-from terrazzo.measure.job import MARK, READY, MeasureJob, answer_path, error_path, go_path
+from terrazzo.measure.job import CPU, MARK, READY, MeasureJob, answer_path, error_path, go_path
 from terrazzo.records import Graph, document
 from terrazzo.records.profile import Profile, device_from, network_from
 
@@ -28,11 +28,16 @@ def measure(
     key: Mapping[str, str],
     budget_s: float,
     tell: Callable[[str], None],
+    lie_on: Sequence[str] = (),
 ) -> Profile:
-    """Starts a process on each device, lets all measure at once, and reads what they found."""
+    """Starts a process on each device, lets all measure at once, and reads what they found.
+
+    ``lie_on``: what the net of each device lies on, by torch's names; else their CPUs.
+    """
+    lie_on = tuple(lie_on) or (CPU,) * len(hosts.names)
     with tempfile.TemporaryDirectory(prefix="terrazzo-measure-") as folder:
         desk = Path(folder)
-        MeasureJob(hosts.names, memory_bytes(hosts), budget_s).write(desk, graph)
+        MeasureJob(hosts.names, memory_bytes(hosts), budget_s, lie_on).write(desk, graph)
         everywhere(hosts, desk)
         run_job(desk, hosts, tell)
         hosts.fetch(answer_path(desk), device=0, destination=answer_path(desk))

@@ -10,19 +10,22 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from terrazzo.measure.accelerator import CPU
 from terrazzo.measure.stopwatch import Stopwatch
 
 CHAIN = 20
 COPIED = 1 << 20
 UPDATED = 1 << 18
 FRESH_BYTES = 8 << 20
+LARGER = 32
+"""So many times as much is copied and updated on a GPU: with less, only launches would be seen."""
 PAUSE_S, BURST_S, PAUSES = 0.2, 0.1, 3
 """How long a device waits, how long is looked at what it then makes up for, and how often."""
 
 
 def calls_s(watch: Stopwatch) -> tuple[float, float]:
     """An operator on next to nothing: forward with autograd watching, and backward."""
-    x = torch.zeros(4, requires_grad=True)
+    x = torch.zeros(4, device=watch.torch_device, requires_grad=True)
 
     def forward() -> torch.Tensor:
         y = x
@@ -30,7 +33,7 @@ def calls_s(watch: Stopwatch) -> tuple[float, float]:
             y = y + 1.0
         return y
 
-    result, gradient = forward(), torch.ones(4)
+    result, gradient = forward(), torch.ones_like(x)
     ahead_s = watch.seconds(forward)
     back_s = watch.seconds(lambda: torch.autograd.grad(result, [x], gradient, retain_graph=True))
     return ahead_s / CHAIN, back_s / CHAIN
@@ -38,8 +41,9 @@ def calls_s(watch: Stopwatch) -> tuple[float, float]:
 
 def copy_bytes_per_s(watch: Stopwatch) -> float:
     """Bytes of a tensor copied in a (raw) second."""
-    source, target = torch.zeros(COPIED), torch.zeros(COPIED)
-    return 4 * COPIED / watch.seconds(lambda: target.copy_(source))
+    source = torch.zeros(COPIED * _larger(watch), device=watch.torch_device)
+    target = torch.zeros_like(source)
+    return source.nbytes / watch.seconds(lambda: target.copy_(source))
 
 
 def fresh_s_per_byte() -> float:
@@ -58,13 +62,17 @@ def fresh_s_per_byte() -> float:
 
 def update_s_per_element(watch: Stopwatch, *, elements: int = UPDATED) -> Mapping[str, float]:
     """An optimiser's step on one tensor of weights, by element."""
-    found = {}
+    found, elements = {}, elements * _larger(watch)
     for name in ("sgd", "momentum", "adam"):
-        weight = nn.Parameter(torch.zeros(elements))
-        weight.grad = torch.full((elements,), 1e-3)
+        weight = nn.Parameter(torch.zeros(elements, device=watch.torch_device))
+        weight.grad = torch.full_like(weight, 1e-3)
         optimizer = _optimizer(name, [weight])
         found[name] = watch.seconds(optimizer.step) / elements
     return found
+
+
+def _larger(watch: Stopwatch) -> int:
+    return 1 if watch.torch_device.type == CPU.type else LARGER
 
 
 def saved_s(seconds_per_cpu_s: float) -> float:

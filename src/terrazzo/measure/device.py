@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from terrazzo.measure.accelerator import CPU, give_back, settle, title
 from terrazzo.measure.basics import (
     calls_s,
     copy_bytes_per_s,
@@ -16,7 +17,7 @@ from terrazzo.measure.basics import (
     update_s_per_element,
 )
 from terrazzo.measure.key import power_state
-from terrazzo.measure.kin import ALONE, Share
+from terrazzo.measure.kin import ALONE, Share, look
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.timing import between, keep_memory, smaller, time_trial
 from terrazzo.measure.trials import Trial, trials
@@ -26,6 +27,7 @@ from terrazzo.records.graph import BYTES
 from terrazzo.records.machine import Machine
 from terrazzo.records.profile import DeviceProfile, Timing
 from terrazzo.runtime.allocator import trim
+from terrazzo.runtime.arithmetic import full_float32
 
 CALLS = 6
 """Of a trial that is long: three directions, twice each."""
@@ -46,39 +48,52 @@ LARGE_BYTES = 8 << 20
 LEAST_FLOPS = 10**8
 """What a trial counts as however small it is: making tensors, reading the clock."""
 FIRST_GUESS_FLOPS_PER_S = 2e9
+GPU_TIMES = 10_000
+"""A GPU does so much more in the time that a trial takes at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a device is called, may use, how long it may measure, and who else does."""
+    """What a device is called, may use, how long it may measure, who else does, and where its net
+    lies. The memory of a GPU is what is free there, that of a CPU all of it."""
 
     name: str
     memory_bytes: int
     budget_s: float
     share: Share = ALONE
+    torch_device: torch.device = CPU
 
 
-def warm_up() -> None:
+def warm_up(torch_device: torch.device = CPU) -> None:
     """Everything once, on next to nothing: first calls load half of torch, which takes seconds."""
-    watch = Stopwatch(1)
+    watch = Stopwatch(1, torch_device)
     calls_s(watch), update_s_per_element(watch, elements=8)
-    x, weight = (torch.zeros(1, 8, 16, 16).requires_grad_() for _ in range(2))
+    shape = (1, 8, 16, 16)
+    x, weight = (torch.zeros(shape, device=torch_device).requires_grad_() for _ in range(2))
     result = torch.conv2d(x, weight[:, :, :3, :3], padding=1)
     torch.autograd.grad(result.sum(), [x, weight])
+    settle(torch_device)
 
 
 def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> DeviceProfile:
     """Everything a device does alone; others should be doing the same at this time."""
+    with full_float32(terms.torch_device):
+        return _measured(graph, terms, say)
+
+
+def _measured(graph: Graph, terms: Terms, say: Callable[[str], None]) -> DeviceProfile:
     keep_memory()
     began_s = time.perf_counter()
     threads, machine = torch.get_num_threads(), Machine.here()
     memory_bytes = terms.memory_bytes or machine.memory_bytes
-    watch = Stopwatch(threads)
+    is_cpu = terms.torch_device.type == CPU.type
+    watch = Stopwatch(threads, terms.torch_device)
     calls, copied = calls_s(watch), copy_bytes_per_s(watch)
     updates, fresh = update_s_per_element(watch), fresh_s_per_byte()
-    chosen = [t for t in trials(graph) if _fits(t, memory_bytes)]
+    room_bytes = max(memory_bytes - IDLE_BYTES, IDLE_BYTES // 2) if is_cpu else memory_bytes
+    chosen = [t for t in trials(graph) if HELD * _bytes(t) < room_bytes]
     timings = _timed(chosen, watch, terms, say)
-    stretch, slowness = watch.stretch, watch.seconds_per_cpu_s
+    stretch, slowness = watch.stretch, watch.seconds_per_cpu_s if is_cpu else _slowness()
     return DeviceProfile(
         name=terms.name,
         machine=machine,
@@ -88,13 +103,21 @@ def measure_device(graph: Graph, terms: Terms, say: Callable[[str], None]) -> De
         seconds_per_cpu_s=slowness,
         calls_s=(calls[0] * stretch, calls[1] * stretch),
         copy_bytes_per_s=copied / stretch,
-        fresh_s_per_byte=fresh * slowness,
+        fresh_s_per_byte=fresh * slowness if is_cpu else 0.0,
         update_s_per_element={name: each * stretch for name, each in updates.items()},
         timings=tuple(timing.stretched(stretch) for timing in timings),
         took_s=time.perf_counter() - began_s,
         left_out=len(chosen) - len(timings),
-        saved_s=saved_s(slowness),
+        saved_s=saved_s(slowness) if is_cpu else 0.0,
+        accelerator=title(terms.torch_device),
     )
+
+
+def _slowness() -> float:
+    """Of the processor beside a GPU: it launches, packs and sends."""
+    watch = Stopwatch(1)
+    look()
+    return watch.seconds_per_cpu_s
 
 
 def _timed(
@@ -106,6 +129,8 @@ def _timed(
     timed again, and of two figures the smaller one is nearer to the truth. Where there is still
     time left, everything is, and the mean is taken.
     """
+    if chosen and terms.torch_device.type != CPU.type:
+        time_trial(chosen[0], watch)  # loads libraries, which would look like a slow GPU
     session = _Session(chosen, watch, terms.budget_s)
     order = terms.share.order(len(chosen), min(COMMON, len(chosen)))
     session.run(order, FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
@@ -123,7 +148,8 @@ class _Session:
     def __init__(self, chosen: Sequence[Trial], watch: Stopwatch, budget_s: float) -> None:
         self.chosen, self.watch, self.budget_s = chosen, watch, budget_s
         self.found: dict[int, Timing] = {}
-        self._pace = _Pace()
+        times = 1 if watch.torch_device.type == CPU.type else GPU_TIMES
+        self._pace = _Pace(LEAST_FLOPS * times, FIRST_GUESS_FLOPS_PER_S * times)
         self._began_s = time.perf_counter()
 
     def run(
@@ -147,6 +173,7 @@ class _Session:
             self.found[place] = timing if before is None else of_two(before, timing)
             if _bytes(trial) > LARGE_BYTES:
                 trim()
+                give_back(self.watch.torch_device)
             self._pace.note(trial, time.perf_counter() - begin_s)
 
 
@@ -154,25 +181,21 @@ class _Session:
 class _Pace:
     """How long trials take, by the work in them, from those that were made."""
 
-    work: float = FIRST_GUESS_FLOPS_PER_S
-    spent_s: float = 1.0
+    least: int
+    guess: float
+    work: float = 0.0
+    spent_s: float = 0.0
 
     def needs_s(self, trial: Trial) -> float:
-        return _work(trial) * self.spent_s / self.work
+        pace = self.spent_s / self.work if self.work else 1.0 / self.guess
+        return self._work(trial) * pace
 
     def note(self, trial: Trial, spent_s: float) -> None:
-        if self.work == FIRST_GUESS_FLOPS_PER_S:
-            self.work = self.spent_s = 0.0
-        self.work += _work(trial)
+        self.work += self._work(trial)
         self.spent_s += spent_s
 
-
-def _work(trial: Trial) -> int:
-    return CALLS * (trial.load.flops or CHEAP_FLOPS * trial.load.reads) + LEAST_FLOPS
-
-
-def _fits(trial: Trial, memory_bytes: int) -> bool:
-    return HELD * _bytes(trial) < max(memory_bytes - IDLE_BYTES, IDLE_BYTES // 2)
+    def _work(self, trial: Trial) -> int:
+        return CALLS * (trial.load.flops or CHEAP_FLOPS * trial.load.reads) + self.least
 
 
 def _bytes(trial: Trial) -> int:

@@ -10,23 +10,31 @@ from terrazzo.errors import UsageError
 from terrazzo.records import Graph
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.machine import Machine
-from terrazzo.records.profile import VERSION
+from terrazzo.records.profile import VERSION, Profile
 
 FREQUENCIES = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 METHOD = 1
 """Raised when measuring itself changes, so that older figures are not mixed with newer ones."""
 
-MODEL, PLACE = "model", "devices"
+MODEL, PLACE, ACCELERATORS = "model", "devices", "accelerators"
+NONE = "none"
+CPU = "its CPU"
 WHERE = "TERRAZZO_PLACE"
 """The variable that tells a device what ``--on`` said."""
 
 
 def profile_key(
-    graph: Graph, *, place: str, threads: Sequence[int], emulated: str = ""
+    graph: Graph,
+    *,
+    place: str,
+    threads: Sequence[int],
+    emulated: str = "",
+    accelerators: Sequence[str] = (),
 ) -> Mapping[str, str]:
     """What a profile of this model on these devices would hold for, if it were made now.
 
-    ``place`` is what ``--on`` says, ``emulated`` the presets behind it as text.
+    ``place`` is what ``--on`` says, ``emulated`` the presets behind it as text, ``accelerators``
+    what the net of each device lies on, empty for a CPU.
     """
     machine = Machine.here()
     return {
@@ -40,7 +48,8 @@ def profile_key(
         "terrazzo": machine.terrazzo,  # its own kernels are timed too
         "threads": ",".join(map(str, threads)),
         "power state": power_state(),
-        "emulation": fingerprint(emulated) if emulated else "none",
+        "emulation": fingerprint(emulated) if emulated else NONE,
+        ACCELERATORS: "; ".join(one or CPU for one in accelerators) if any(accelerators) else NONE,
         "profile version": f"{VERSION}.{METHOD}",
     }
 
@@ -79,3 +88,16 @@ def refuse_other(key: Mapping[str, str], graph: Graph, *, running: bool) -> None
     for name, version in (("torch", here.torch), ("terrazzo", here.terrazzo)):
         if running and key.get(name, version) != version:
             raise UsageError(f"the profile is of {name} {key[name]}, here is {version}: {remedy}")
+
+
+def moved(profile: Profile, accelerators: Mapping[int, str]) -> str:
+    """The first device whose net lies on something else than when it was measured; empty: none.
+
+    ``accelerators`` are what nets lie on now, by device, as far as that is known.
+    """
+    for place, device in enumerate(profile.devices):
+        here = accelerators.get(place, device.accelerator)
+        if device.accelerator != here:
+            was = device.accelerator or CPU
+            return f"{device.name} was measured on {was}, its net lies on {here or CPU}"
+    return ""

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from terrazzo.measure.accelerator import CPU, settle, title
 from terrazzo.measure.key import power_state
 from terrazzo.records.machine import Machine
 from terrazzo.runtime.links import Links
 
+SIDE, GPU_SIDE = 64, 1024
 LOOK_S = 0.25
 """How long a device computes to see how fast it is: over several turns of a quota."""
 APART = 1.4
@@ -35,10 +37,12 @@ class Share:
 ALONE = Share(0, 1)
 
 
-def kin(links: Links) -> Share:
+def kin(links: Links, torch_device: torch.device = CPU) -> Share:
     """All devices call it at once."""
-    make = [asdict(Machine.here()), torch.get_num_threads(), power_state()]
-    told = [json.loads(text) for text in links.gather_text(json.dumps([make, _look()]))]
+    machine, accelerator = asdict(Machine.here()), title(torch_device)
+    make = [machine, torch.get_num_threads(), power_state(), accelerator]
+    own = json.dumps([make, look(torch_device)])
+    told = [json.loads(text) for text in links.gather_text(own)]
     own_make, own_rate = told[links.device]
     alike = [
         device
@@ -48,11 +52,13 @@ def kin(links: Links) -> Share:
     return Share(alike.index(links.device), len(alike))
 
 
-def _look() -> float:
+def look(torch_device: torch.device = CPU) -> float:
     """Small products in a second."""
-    left, right = torch.zeros(64, 64), torch.zeros(64, 64)
+    side = SIDE if torch_device.type == CPU.type else GPU_SIDE
+    left, right = (torch.zeros(side, side, device=torch_device) for _ in range(2))
     begin_s, count = time.perf_counter(), 0
     while time.perf_counter() - begin_s < LOOK_S:
         left @ right
+        settle(torch_device)
         count += 1
     return count / (time.perf_counter() - begin_s)

@@ -4,6 +4,9 @@ Every measurement is made by all devices at the same moment. Devices sit in a ri
 both neighbours and receives from both at once, which is the worst a halo exchange does. One pair
 alone, in one direction, tells whether the others had to share: by cable each has its own way to the
 switch, on the air all wait for each other.
+
+What is sent lies where a device's net lies. On a GPU it passes through pinned memory of the host on
+its way out and in (``runtime/staging.py``), one after the other: that is a part of every figure.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from terrazzo.measure.accelerator import CPU, settle
 from terrazzo.records.profile import LinkProfile, Network
 from terrazzo.runtime.links import Links
+from terrazzo.runtime.staging import room
+from terrazzo.runtime.wire import Parcel
 
 SMALL_BYTES = 64
 FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 1 << 18, 1 << 18, 16 << 20
@@ -35,20 +42,23 @@ SHARED_BELOW = 0.65
 """All at once get less than this part of what pairs alone would: they share something."""
 
 
-def measure_network(links: Links, say: Callable[[str], None]) -> Network:
+def measure_network(
+    links: Links, say: Callable[[str], None], torch_device: torch.device = CPU
+) -> Network:
     """All devices call it at once; all get the same."""
+    ends = _Ends(links, torch_device)
     say("links: latency")
-    latency_s = _latency_s(links)
-    message_s = measure_message_s(links)
+    latency_s = _latency_s(ends)
+    message_s = measure_message_s(links, torch_device)
     say("links: one pair alone")
-    alone = _alone(links)
+    alone = _alone(ends)
     say("links: all at once")
-    up, down = _together(links, alone)
-    cpu_s_per_byte = _handled_s_per_byte(links, message_s)
+    up, down = _together(ends, alone)
+    cpu_s_per_byte = _handled_s_per_byte(ends, message_s)
     say("links: sums")
-    sums = _sums_s(links)
+    sums = _sums_s(ends)
     say("links: sums beside computing")
-    own = [up, down, latency_s, cpu_s_per_byte, message_s, _beside_cpu_s_per_byte(links, sums)]
+    own = [up, down, latency_s, cpu_s_per_byte, message_s, _beside_cpu_s_per_byte(ends, sums)]
     rows = links.gather(torch.tensor(own, dtype=torch.float64), counted=False).tolist()
     found = tuple(LinkProfile(*row) for row in rows)
     together = sum(link.up_bytes_per_s for link in found)
@@ -66,54 +76,77 @@ def _is_shared(devices: int, alone: float, together: float) -> bool:
     return devices > 1 and together < SHARED_BELOW * alone * devices
 
 
-def _latency_s(links: Links) -> float:
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The links of this device, and where what it sends and receives lies."""
+
+    links: Links
+    torch_device: torch.device
+
+    def zeros(self, count_bytes: int) -> Tensor:
+        return torch.zeros(count_bytes // 4, device=self.torch_device)
+
+    def ready(self, *tensors: Tensor) -> None:
+        """Pins memory for all of them, which torch keeps: a step finds it there."""
+        _ = [room(tensor) for tensor in tensors]
+
+    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        """Until what arrived is where it belongs."""
+        self.links.exchange(sends, receives)
+        settle(self.torch_device)
+
+
+def _latency_s(ends: _Ends) -> float:
     """Half a round trip with the next device, one pair after the other, the rest idle."""
-    own: list[float] = []
+    links, own = ends.links, list[float]()
     for first in range(links.devices):
         second = (first + 1) % links.devices
         _meet(links)
         if links.device in (first, second):
-            trips = [_ping(links, first, second) for _ in range(PINGS)]
+            trips = [_ping(ends, first, second) for _ in range(PINGS)]
             own = trips if links.device == first else own
     return statistics.median(own) / 2
 
 
-def _ping(links: Links, first: int, second: int) -> float:
+def _ping(ends: _Ends, first: int, second: int) -> float:
     """Seconds there and back, after a pause in which a device gets its next turn."""
-    out, back = torch.zeros(SMALL_BYTES // 4), torch.zeros(SMALL_BYTES // 4)
-    if links.device == first:
+    out, back = ends.zeros(SMALL_BYTES), ends.zeros(SMALL_BYTES)
+    begins = ends.links.device == first
+    if begins:
         time.sleep(PAUSE_S)
     begin_s = time.perf_counter()
-    if links.device == first:
-        links.exchange([(second, out)], [])
-        links.exchange([], [(second, back)])
+    if begins:
+        ends.exchange([(second, out)], [])
+        ends.exchange([], [(second, back)])
     else:
-        links.exchange([], [(first, back)])
-        links.exchange([(first, out)], [])
+        ends.exchange([], [(first, back)])
+        ends.exchange([(first, out)], [])
     return time.perf_counter() - begin_s
 
 
-def measure_message_s(links: Links) -> float:
+def measure_message_s(links: Links, torch_device: torch.device = CPU) -> float:
     """Processor time of a message however small, sent or received; 0 for a device alone."""
     if links.devices == 1:
         return 0.0
     after, before = _neighbours(links)
+    ends = _Ends(links, torch_device)
     _meet(links)
     begin_s = time.process_time()
     for _ in range(MESSAGES):
-        links.exchange([(after, torch.zeros(4))], [(before, torch.zeros(4))])
+        links.exchange([(after, ends.zeros(16))], [(before, ends.zeros(16))])
     return (time.process_time() - begin_s) / (2 * MESSAGES)
 
 
-def _alone(links: Links) -> float:
+def _alone(ends: _Ends) -> float:
     """Bytes a second from the first device to the second; the same number on all."""
-    rate, size = 0.0, FIRST_BYTES
+    links, rate, size = ends.links, 0.0, FIRST_BYTES
     for attempt in range(2):
         _meet(links)
-        buffer = torch.zeros(size // 4)
-        _pass_on(links, buffer[: size // 4 // FIRST_PART])
+        buffer = ends.zeros(size)
+        ends.ready(buffer)
+        _pass_on(ends, buffer[: size // 4 // FIRST_PART])
         begin_s = time.perf_counter()
-        _pass_on(links, buffer)
+        _pass_on(ends, buffer)
         elapsed_s = time.perf_counter() - begin_s
         seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
         rate = size / float(seen[1, 0])  # when it has arrived
@@ -121,37 +154,38 @@ def _alone(links: Links) -> float:
     return rate
 
 
-def _pass_on(links: Links, buffer: Tensor) -> None:
+def _pass_on(ends: _Ends, buffer: Tensor) -> None:
     """From the first device to the second."""
-    if links.device == 0:
-        links.exchange([(1, buffer)], [])
-    elif links.device == 1:
-        links.exchange([], [(0, buffer)])
+    if ends.links.device == 0:
+        ends.exchange([(1, buffer)], [])
+    elif ends.links.device == 1:
+        ends.exchange([], [(0, buffer)])
 
 
-def _together(links: Links, alone: float) -> tuple[float, float]:
+def _together(ends: _Ends, alone: float) -> tuple[float, float]:
     """Up and down rate of this device with all busy both ways."""
+    links, size = ends.links, _enough(alone / 2)
     after, before = _neighbours(links)
-    size = _enough(alone / 2)
-    numbers = size // 4
     both = (after, before) if links.devices > 2 else (after,)
-    sends = [(peer, torch.zeros(numbers)) for peer in both]
-    receives = [(peer, torch.zeros(numbers)) for peer in both]
+    sends = [(peer, ends.zeros(size)) for peer in both]
+    receives = [(peer, ends.zeros(size)) for peer in both]
+    ends.ready(*(tensor for _, tensor in (*sends, *receives)))
     _meet(links)
-    early = numbers // FIRST_PART
-    links.exchange([(p, t[:early]) for p, t in sends], [(p, t[:early]) for p, t in receives])
+    early = size // 4 // FIRST_PART
+    ends.exchange([(p, t[:early]) for p, t in sends], [(p, t[:early]) for p, t in receives])
     begin_s = time.perf_counter()
-    links.exchange(sends, receives)
+    ends.exchange(sends, receives)
     elapsed_s = time.perf_counter() - begin_s
     moved = sum(tensor.numel() * 4 for _, tensor in sends)
     return moved / elapsed_s, moved / elapsed_s
 
 
-def _handled_s_per_byte(links: Links, message_s: float) -> float:
+def _handled_s_per_byte(ends: _Ends, message_s: float) -> float:
     """Processor time for a byte sent or received, of boxes that travel while a device computes."""
-    both = set(_neighbours(links))
-    sends = [(peer, torch.zeros(BOX_BYTES // 4)) for peer in both]
-    receives = [(peer, torch.zeros(BOX_BYTES // 4)) for peer in both]
+    links, both = ends.links, set(_neighbours(ends.links))
+    sends = [(peer, ends.zeros(BOX_BYTES)) for peer in both]
+    receives = [(peer, ends.zeros(BOX_BYTES)) for peer in both]
+    ends.ready(*(tensor for _, tensor in (*sends, *receives)))
     left, right, worked_s = torch.zeros(64, 64), torch.zeros(64, 64), 0.0
 
     def work() -> None:
@@ -174,34 +208,36 @@ def _enough(rate: float) -> int:
     return size // 4096 * 4096
 
 
-def _sums_s(links: Links) -> list[tuple[int, float]]:
+def _sums_s(ends: _Ends) -> list[tuple[int, float]]:
     """By size, from the smallest on, as long as the next would not take too long."""
     found: list[tuple[int, float]] = []
     for size in SUMMED_BYTES:
         if found and found[-1][1] * size / found[-1][0] > LONGEST_SUM_S and len(found) > 1:
             break  # all devices break here: they hold the same figures
-        found.append((size, _sum_s(links, size)))
+        found.append((size, _sum_s(ends, size)))
     return found
 
 
-def _sum_s(links: Links, size: int) -> float:
+def _sum_s(ends: _Ends, size: int) -> float:
     """Seconds until the last device has it; small ones are repeated."""
-    tensor = torch.zeros(size // 4)
+    links, tensor = ends.links, ends.zeros(size)
+    ends.ready(tensor)
     repeats = 1 if size > 1 << 18 else 8
-    links.sum_later(torch.zeros(4)).wait()
+    links.sum_later(ends.zeros(16)).wait()
     _meet(links)
     begin_s = time.perf_counter()
     for _ in range(repeats):
         links.sum_later(tensor).wait()
+        settle(ends.torch_device)
     elapsed_s = (time.perf_counter() - begin_s) / repeats
     seen = links.gather(torch.tensor([elapsed_s], dtype=torch.float64), counted=False)
     return float(seen.max())
 
 
-def _beside_cpu_s_per_byte(links: Links, sums: Sequence[tuple[int, float]]) -> float:
+def _beside_cpu_s_per_byte(ends: _Ends, sums: Sequence[tuple[int, float]]) -> float:
     """Processor time of other threads for a byte of a sum that is made while this one computes."""
-    size, alone_s = sums[-1]
-    tensor, left, right = torch.zeros(size // 4), torch.zeros(64, 64), torch.zeros(64, 64)
+    links, (size, alone_s) = ends.links, sums[-1]
+    tensor, left, right = ends.zeros(size), torch.zeros(64, 64), torch.zeros(64, 64)
     _meet(links)
     begin_s = (time.process_time(), time.thread_time())
     under_way, until_s = links.sum_later(tensor), time.perf_counter() + alone_s

@@ -15,11 +15,13 @@ remains is the runtime's own:
 The last two come from two such networks, one with more weights than the other. Before a step that
 computes or sends, something larger than a core's caches passes through them, as maps do in a step
 of any other network: Python that is found in a cache takes less than half of its time.
+
+A net on a GPU is rehearsed there. What is taken is the processor's time all the same: launching,
+copying to and from the host, waiting for that. Its caches see no maps.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -31,8 +33,9 @@ from torch import nn
 from terrazzo.geometry import Box
 from terrazzo.graph.export import Export
 from terrazzo.graph.rules import Local, Read
+from terrazzo.measure.accelerator import CPU
 from terrazzo.measure.links import measure_message_s
-from terrazzo.measure.stopwatch import Stopwatch
+from terrazzo.measure.stopwatch import Launches, processor_clock
 from terrazzo.measure.timing import time_trial
 from terrazzo.measure.trials import Trial
 from terrazzo.planner import plan_graph
@@ -40,6 +43,7 @@ from terrazzo.planner.workload import of_local
 from terrazzo.records import Graph, Node, Plan, Ref
 from terrazzo.records.graph import Value
 from terrazzo.records.profile import OPERATOR, SUMMED, DeviceProfile, Own
+from terrazzo.runtime.arithmetic import full_float32
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.machine import Machine
 from terrazzo.runtime.net import Net
@@ -63,13 +67,19 @@ FORWARD, BACKWARD = "forward", "backward"
 class Rehearsal:
     """Two networks ready to be trained; making them takes seconds that nobody has to time."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
-        self._few, self._many = (_Stage(links, count) for count in (FEW_LAYERS, MANY_LAYERS))
-        self._whole = _Stage(links, MANY_LAYERS, whole=True)
+    def __init__(self, links: Links, torch_device: torch.device = CPU) -> None:
+        self.torch_device = torch_device
+        self._few, self._many = (
+            _Stage(links, count, torch_device=torch_device) for count in (FEW_LAYERS, MANY_LAYERS)
+        )
+        self._whole = _Stage(links, MANY_LAYERS, torch_device=torch_device, whole=True)
 
     def measure(self, message_s: float) -> Own:
         """Processor seconds, on this device; all devices call it at once."""
+        with full_float32(self.torch_device):
+            return self._measured(message_s)
+
+    def _measured(self, message_s: float) -> Own:
         few, many = self._few.play(), self._many.play()
         whole = self._whole.play()
         steps = _Part(self._many, many, message_s).own_s(_Part(self._whole, whole, message_s))
@@ -84,7 +94,7 @@ def rehearsed(
 ) -> DeviceProfile:
     """A measured device, with what the runtime takes of it; all devices call it at once."""
     say("the runtime's own part")
-    own = rehearsal.measure(measure_message_s(links))
+    own = rehearsal.measure(measure_message_s(links, rehearsal.torch_device))
     return replace(device, own=own.stretched(device.seconds_per_cpu_s))
 
 
@@ -142,12 +152,14 @@ def tiny_graph(layers: int, devices: int) -> Graph:
 class _Tiny(Net):
     """A net whose graph is known: exporting takes longer than all the rest."""
 
-    def __init__(self, links: Links, layers: int, *, whole: bool) -> None:
+    def __init__(
+        self, links: Links, layers: int, *, torch_device: torch.device, whole: bool
+    ) -> None:
         self.__dict__["graph"] = tiny_graph(layers, links.devices)
         bare = cast(Links, _Bare(links))
         with torch.random.fork_rng(devices=[]):  # a script's own draws are not to change
             torch.manual_seed(0)
-            model = tiny_model(layers)
+            model = tiny_model(layers).to(torch_device)
         super().__init__(model, bare, _Rows(whole), seed=0, nan="raise", align_every=0)
 
     def _exported(self, leaves: Sequence[Any], tree: Any, known: Export | None) -> Export:
@@ -205,13 +217,15 @@ class _Played:
 
 
 class _Stage:
-    def __init__(self, links: Links, layers: int, *, whole: bool = False) -> None:
-        self.device = links.device
-        self.net = _Tiny(links, layers, whole=whole)
+    def __init__(
+        self, links: Links, layers: int, *, torch_device: torch.device, whole: bool = False
+    ) -> None:
+        self.device, self.torch_device = links.device, torch_device
+        self.net = _Tiny(links, layers, torch_device=torch_device, whole=whole)
         shape = self.net.__dict__["graph"].shape("x")
-        self._x = torch.linspace(-1, 1, prod(shape)).view(shape)
+        self._x = torch.linspace(-1, 1, prod(shape), device=torch_device).view(shape)
         self._optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-6)
-        self._ledger = _Ledger()
+        self._ledger = _Ledger(torch_device)
         self._step()
         self.machine: Machine = next(iter(self.net._ready.values())).machine
         self.program: Program = self.machine.program
@@ -242,19 +256,20 @@ class _Stage:
 class _Ledger:
     """Books what calls take of the processor; a call inside of another counts once, for itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch_device: torch.device) -> None:
         self.spent_s: dict[Key, float] = {}
         self._inner_s = 0.0
-        self._passing = torch.zeros(PASSING_BYTES // 4)
+        self._clock = processor_clock(torch_device)
+        self._passing = torch.zeros(PASSING_BYTES // 4 if torch_device.type == CPU.type else 0)
 
     def fill_caches(self) -> None:
         self.book(("passing", ""), lambda: self._passing.add_(1.0))
 
     def book(self, key: Key, call: Callable[[], object]) -> None:
         outer_s, self._inner_s = self._inner_s, 0.0
-        begin_s = time.thread_time()
+        begin_s = self._clock()
         call()
-        took_s = time.thread_time() - begin_s
+        took_s = self._clock() - begin_s
         self.spent_s[key] = self.spent_s.get(key, 0.0) + took_s - self._inner_s
         self._inner_s = outer_s + took_s
 
@@ -302,7 +317,7 @@ class _Part:
     """What was played, less what operators and messages take of it."""
 
     def __init__(self, stage: _Stage, played: _Played, message_s: float) -> None:
-        self._watch = Stopwatch(1)
+        self._watch = Launches(stage.torch_device)
         self._timed: dict[tuple[str, object], tuple[float, float]] = {}
         self.counts: dict[str, int] = {}
         self.operators = 0

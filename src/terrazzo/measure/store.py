@@ -1,7 +1,8 @@
 """The store: profiles kept between commands, found again by what they hold for.
 
-One file for each model and place. A file whose key differs in anything else (another torch, other
-threads, another clock) is of no use, and the store says in what it differs.
+One file for each model and place, and another one where nets lie on GPUs there. A file whose key
+differs in anything else (another torch, other threads, another clock) is of no use, and the store
+says in what it differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terrazzo.errors import UsageError
-from terrazzo.measure.key import MODEL, PLACE, difference
+from terrazzo.measure.key import ACCELERATORS, MODEL, NONE, PLACE, difference
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 
@@ -38,7 +39,9 @@ class ProfileStore:
         return cls(caches / "terrazzo" / "profiles")
 
     def path(self, key: Mapping[str, str]) -> Path:
-        return self.folder / f"{fingerprint(key[MODEL], key[PLACE])}.json"
+        on_gpus = key.get(ACCELERATORS, NONE) != NONE
+        subject = (key[MODEL], key[PLACE], *((ACCELERATORS,) if on_gpus else ()))
+        return self.folder / f"{fingerprint(*subject)}.json"
 
     def find(self, key: Mapping[str, str]) -> Found:
         """The profile of this key, if it was measured and nothing has changed since."""

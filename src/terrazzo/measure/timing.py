@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.geometry import Box
+from terrazzo.measure.accelerator import CPU, cache_bytes, give_back
 from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.trials import Trial
 from terrazzo.records.profile import Timing
@@ -44,6 +45,13 @@ def free_memory() -> None:
     trim()
 
 
+def free_accelerator(torch_device: torch.device) -> None:
+    """The same on a GPU, numbers to compute with among it; nothing for a CPU."""
+    if torch_device.type != CPU.type:
+        _numbers.cache_clear()
+        give_back(torch_device)
+
+
 def _keep(free_bytes: int) -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -58,7 +66,7 @@ def time_trial(trial: Trial, watch: Stopwatch) -> Timing:
     held = [read.box for read in trial.local.reads]
     operator = local_operator(trial.local, held, shape=trial.shape, box=trial.box)
     kind = trial.local.op.split(".")[1]
-    seats = _Seats(trial, operator)
+    seats = _Seats(trial, operator, watch.torch_device)
     if kind == "moments":
         return _time_moments(trial, seats, watch)
     forward_s = _time_forward(seats, watch)
@@ -78,18 +86,19 @@ class _Seats:
     """One trial laid out several times, taken in turn: no call finds its data in a cache.
 
     In a training step everything else passes between two calls of an operator. Only a long call
-    has one seat, because it fills the caches by itself.
+    has one seat, because it fills the caches by itself; on a GPU no call is long.
     """
 
-    def __init__(self, trial: Trial, operator: Operator) -> None:
-        self.operator = operator
+    def __init__(self, trial: Trial, operator: Operator, torch_device: torch.device) -> None:
+        self.operator, self._numbers = operator, _numbers(torch_device)
         load = trial.load
         size = max(1, ELEMENT_BYTES * (load.reads + load.writes + load.weights))
-        count = 1 if load.flops > LONG_FLOPS else max(1, min(MOST_SEATS, CACHE_BYTES // size))
+        is_long = load.flops > LONG_FLOPS and torch_device.type == CPU.type
+        count = 1 if is_long else max(1, min(MOST_SEATS, self._numbers.count_bytes // size))
         shapes = [read.box.shape for read in trial.local.reads]
         self.tensors = [
             [
-                _numbers().take(shape, dtype)
+                self._numbers.take(shape, dtype)
                 for shape, dtype in zip(shapes, trial.dtypes, strict=True)
             ]
             for _ in range(count)
@@ -108,13 +117,20 @@ class _Seats:
             del self.results[0]
         # What it reads was just made by another operator, weights lay unused since the last step.
         tensors = [self.tensors[0][0], *self.tensors[seat][1:]]
-        self.results.append(_main(self.operator(tensors, _site)))
+        self.results.append(self._result(tensors))
 
     def fill(self) -> None:
         """A result for each seat, from its own tensors."""
         if len(self.tensors) > 1 or not self.results:
-            self.results = [_main(self.operator(tensors, _site)) for tensors in self.tensors]
+            self.results = [self._result(tensors) for tensors in self.tensors]
         self.gradient = torch.ones_like(self.results[0])
+
+    def _result(self, tensors: Sequence[Tensor]) -> Tensor:
+        result = self.operator(tensors, self.site)
+        return result if isinstance(result, Tensor) else result[0]
+
+    def site(self, shape: tuple[int, ...], box: Box) -> Site:
+        return Site(shape, box, 0, 0, self._numbers.torch_device)
 
     def backward(self, places: Sequence[int]) -> Callable[[], object]:
         """The gradient of some of the tensors, as a call."""
@@ -138,16 +154,17 @@ def _time_forward(seats: _Seats, watch: Stopwatch) -> float:
     writing = Operator(operator.op, operator.args, shape=operator.shape, box=operator.box)
     writing.overwrite()
     with torch.no_grad():
-        return watch.seconds(lambda: writing(own, _site))
+        return watch.seconds(lambda: writing(own, seats.site))
 
 
 def _time_moments(trial: Trial, seats: _Seats, watch: Stopwatch) -> Timing:
     """Statistics: their gradient is added to a map in place, as the runtime does it."""
     maps = [tensors[0].detach() for tensors in seats.tensors]
-    forward_s = watch.seconds(lambda: seats.operator([maps[0]], _site))
-    grad, shape = torch.zeros_like(maps[0]), (1, -1, 1, 1)
-    numbers = torch.full((maps[0].shape[1],), 1e-9, dtype=grad.dtype).view(shape)
-    backward_s = watch.seconds(lambda: grad.addcmul_(maps[seats.next()], numbers).add_(numbers))
+    forward_s = watch.seconds(lambda: seats.operator([maps[0]], seats.site))
+    grad = torch.zeros_like(maps[0])
+    numbers = torch.full((maps[0].shape[1],), 1e-9, dtype=grad.dtype, device=grad.device)
+    each = numbers.view(1, -1, 1, 1)
+    backward_s = watch.seconds(lambda: grad.addcmul_(maps[seats.next()], each).add_(each))
     return Timing(trial.load, forward_s, backward_s)
 
 
@@ -180,9 +197,11 @@ class _Numbers:
     positive: variances are among what is read. Tensors lie in them one after the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self.count_bytes = max(CACHE_BYTES, 2 * cache_bytes(torch_device))
         block = torch.rand(PERIOD, generator=torch.Generator().manual_seed(0)) + 0.5
-        self._all = block.repeat(CACHE_BYTES // ELEMENT_BYTES // PERIOD + 1)
+        self._all = block.to(torch_device).repeat(self.count_bytes // ELEMENT_BYTES // PERIOD + 1)
         self._next = 0
 
     def take(self, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -198,13 +217,5 @@ class _Numbers:
 
 
 @cache
-def _numbers() -> _Numbers:
-    return _Numbers()
-
-
-def _main(result: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
-def _site(shape: tuple[int, ...], box: Box) -> Site:
-    return Site(shape, box, 0, 0, torch.device("cpu"))
+def _numbers(torch_device: torch.device) -> _Numbers:
+    return _Numbers(torch_device)

@@ -61,7 +61,7 @@ def _makes(devices: Sequence[DeviceProfile]) -> list[list[int]]:
     """Places of devices that are the same machine."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place, device in enumerate(devices):
-        make = device.machine, device.threads, device.power
+        make = device.machine, device.threads, device.power, device.accelerator
         found.setdefault(make, []).append(place)
     return list(found.values())
 

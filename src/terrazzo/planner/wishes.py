@@ -131,9 +131,15 @@ def parse_limits(
 
 
 def rooms_bytes(profile: Profile) -> tuple[int, ...] | None:
-    """What a step may take on each device beside the idle process; None: not known."""
-    known = [device.memory_bytes for device in profile.devices]
-    return tuple(map(room_beside_idle_bytes, known)) if all(known) else None
+    """What a step may take on each device; None: not known.
+
+    A GPU has what was free on it, a CPU what is left beside an idle process.
+    """
+    known = [
+        device.memory_bytes if device.accelerator else room_beside_idle_bytes(device.memory_bytes)
+        for device in profile.devices
+    ]
+    return tuple(known) if all(device.memory_bytes for device in profile.devices) else None
 
 
 def room_beside_idle_bytes(memory_bytes: int) -> int:

@@ -20,7 +20,7 @@ from terrazzo.records.bounds import (
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.machine import Machine
 
-KIND, VERSION = "profile", 2
+KIND, VERSION = "profile", 3
 
 OPERATOR, SUMMED = "Operator", "Summed"
 """Own parts besides those of kinds of steps: of each operator in a Compute; and of a Spread over
@@ -114,6 +114,8 @@ class DeviceProfile:
     ``seconds_per_cpu_s`` is how long the device takes for a second of one core's time: 1 for a
     core of its own, more under a quota or beside others. ``saved_s`` is how much computing a device
     under a quota makes up for at once after it has waited long enough; 0 for a core of its own.
+    ``accelerator`` is the GPU that its net lies on, with what drives it; empty for a CPU. Then
+    ``memory_bytes`` is what a net may take there, otherwise all memory of the device.
     """
 
     name: str
@@ -137,12 +139,14 @@ class DeviceProfile:
     """Whether these watts were measured, and not estimated."""
     own: Own = field(default_factory=Own)
     saved_s: float = 0.0
+    accelerator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
     """A device's way to the others, measured while all were sending and receiving.
 
+    For a net on a GPU the copies between its memory and the host's are a part of all figures.
     ``latency_s`` is half the round trip of a small message between idle devices.
     ``cpu_s_per_byte`` is processor time for a byte sent and a byte received, halved;
     ``message_s`` the same for a message however small, ``summed_cpu_s_per_byte`` that for a byte

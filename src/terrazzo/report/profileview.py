@@ -31,13 +31,19 @@ def _kinds(devices: Sequence[DeviceProfile]) -> list[list[DeviceProfile]]:
     kinds: list[list[DeviceProfile]] = []
     for device in devices:
         for kind in kinds:
-            same = (kind[0].threads, kind[0].memory_bytes) == (device.threads, device.memory_bytes)
+            same = _make(kind[0]) == _make(device)
             if same and abs(overall(device) / (overall(kind[0]) or 1.0) - 1) <= ALIKE:
                 kind.append(device)
                 break
         else:
             kinds.append([device])
     return kinds
+
+
+def _make(device: DeviceProfile) -> tuple[int, str, int]:
+    """What is free on a GPU differs from device to device."""
+    memory_bytes = 0 if device.accelerator else device.memory_bytes
+    return device.threads, device.accelerator, memory_bytes
 
 
 def overall(device: DeviceProfile) -> float:
@@ -61,6 +67,8 @@ def _show_devices(kind: Sequence[DeviceProfile], screen: Screen) -> None:
         f"{count_text(first.threads, 'thread')}, {bytes_text(first.memory_bytes)}, power state "
         f"{first.power}; {first.machine.processor}, torch {first.machine.torch}"
     )
+    if first.accelerator:
+        screen.line(f"Its net lies on {first.accelerator}; the memory is what was free there.")
     if first.own.net_s:
         screen.line(
             f"The runtime itself takes {seconds_text(first.own.net_s)} a training step, "

@@ -47,11 +47,12 @@ class Letters(ABC):
         return bytes(self.broadcast(buffer, source).numpy().tobytes()) if int(size) else b""
 
     def gather_text(self, text: str) -> list[str]:
-        """A short text from each device."""
+        """A short text from each device; it may be empty."""
         data = text.encode()
         sizes = self.gather(torch.tensor([len(data)]), counted=False)
-        buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        buffer = torch.zeros(max(1, int(sizes.max())), dtype=torch.uint8)
+        if data:
+            buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.gather(buffer, counted=False)
         return [
             row[: int(size)].numpy().tobytes().decode()
