@@ -181,7 +181,7 @@ def planned(folder: str, places: str) -> dict[str, Any]:
     by themselves, so that is told."""
     data, place = batches(12), here(places)
     said = []
-    changed = {"XDG_CACHE_HOME": folder, planning.MEASURE: ""}
+    changed = {"XDG_CACHE_HOME": folder, planning.MEASURE: "on"}
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.dict(os.environ, changed))
         patches.enter_context(mock.patch.object(planning, "MEASURE_S", 4.0))
