@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -107,6 +109,38 @@ def test_a_device_that_left_is_named() -> None:
     with pytest.raises(WireError, match=r"closed|reset") as caught:
         talked(first, [], [(1, torch.empty(1)), (2, torch.empty(1))])
     assert caught.value.peer == 2
+
+
+@pytest.mark.timeout(60)
+def test_a_short_row_behind_a_long_box_wakes_who_waits_for_it() -> None:
+    """For a long one it was to be woken up only when much of it is there; else the row would be
+    found when time is over."""
+    first, second = wires(2, timeout_s=600.0)
+    box, got, rows = torch.ones(1 << 16), torch.empty(1 << 16), []
+    waiting = threading.Event()
+
+    def waits() -> None:
+        begun = first.begin([], [(1, got)])
+        first.ends[0].wants()  # as where it has to wait for the box
+        waiting.set()
+        first.end(begun)
+        rows.append(first.gather(torch.ones(1)))
+
+    def comes_late() -> None:
+        waiting.wait()
+        talked(second, [(0, box)], [])
+        time.sleep(0.3)
+        rows.append(second.gather(torch.ones(1)))
+
+    together(waits, comes_late)
+    assert torch.equal(got, box) and len(rows) == 2
+
+
+def test_who_waits_for_a_row_names_a_silent_device_after_the_timeout() -> None:
+    first, _ = wires(2, timeout_s=0.3)
+    with pytest.raises(WireError, match=r"Timed out waiting 0\.3 s") as caught:
+        first.gather(torch.zeros(1))
+    assert caught.value.peer == 1
 
 
 def test_a_silent_device_is_named_after_the_timeout() -> None:

@@ -88,6 +88,7 @@ class End:
         One call into the system, which ends when all of it is there: where somebody waits for
         every row, to look first and then to be woken up would be three.
         """
+        self._wake(1)  # a long message before it may have asked for more, and none comes behind it
         try:
             count = self.socket.recv_into(row, 0, socket.MSG_WAITALL)
         except BlockingIOError:
