@@ -19,7 +19,6 @@ from terrazzo.records.event import Event
 from terrazzo.records.stage import COPY, DELIVER, IN_LOOP, PHASE
 from terrazzo.records.storage import Reads, Storage
 from terrazzo.records.trial import COLD, FILE, MODES, SYNTHETIC, USUAL, WARM, Trial, TrialFacts
-from terrazzo.report.lanes import lanes, picture, rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rehearsed import World, run
@@ -352,30 +351,6 @@ class TestDiagnosis:
     def test_a_trial_in_the_environment(self) -> None:
         trial = Trial(COLD, 7)
         assert Trial.from_text(trial.to_text()) == trial
-
-
-class TestPicture:
-    def test_lanes_hold_what_was_done(self) -> None:
-        world = World(loop_s=20 * MS, threads=1, fetch_s=60 * MS, prepare_s=30 * MS, workers=2)
-        steps = fed_steps(run(world, 40))
-        begin_s, end_s = steps[20].begin_s, steps[23].end_s
-        drawn = lanes([s for step in steps for s in step.spans], begin_s, end_s)
-        assert [lane.name for lane in drawn] == ["loop", "worker 0", "worker 1"]
-        length_s = sum(piece.end_s - piece.begin_s for piece in drawn[0].pieces)
-        assert length_s == pytest.approx(end_s - begin_s), "the loop is always at something"
-        text = rows(drawn, begin_s, end_s, width=60)
-        assert all(len(row) == 60 for row in text)
-        assert "█" in text[0]
-        assert "░" in text[0]
-        assert text[1].count("▒") == pytest.approx(2 * text[1].count("━"), abs=6)
-        markup = picture(drawn, begin_s, end_s)
-        assert markup.count("<rect") == sum(len(lane.pieces) for lane in drawn)
-
-    def test_batches_made_in_the_loop(self) -> None:
-        steps = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS), 6))
-        spans = [s for step in steps for s in step.spans]
-        drawn = lanes(spans, steps[1].begin_s, steps[2].end_s)
-        assert [lane.name for lane in drawn] == ["loop", "in the loop"]
 
 
 def test_a_quota_is_fewer_cores(tmp_path: Path) -> None:

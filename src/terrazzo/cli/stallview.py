@@ -10,7 +10,7 @@ from terrazzo.feed.diagnosis import Diagnosis, Seen
 from terrazzo.feed.stalls import FedStep
 from terrazzo.records.trial import USUAL
 from terrazzo.records.units import bytes_text, count_text, seconds_text
-from terrazzo.report.lanes import MARKS, WORDS, Lane, kinds, lanes, picture, rows
+from terrazzo.report.lanes import MARKS, WORDS, Timeline, picture, rows, timeline
 from terrazzo.report.screen import Screen
 from terrazzo.report.svg import Markup, tag
 
@@ -27,7 +27,7 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
     for what, seconds in usual.parts:
         share = seconds / usual.step_s
         bar = "█" * round(BAR * share)
-        screen.raw(f"{what:<28}{seconds_text(seconds):>9}{share:>6.0%}  {bar}")
+        screen.raw(f"{what:<28}{seconds_text(seconds):>9}{share:>6.0%}  {bar}".rstrip())
     screen.line(_difference(found), "dim")
     if found.doubt:
         screen.line(_warning(found), "yellow")
@@ -52,9 +52,9 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
 def _set_up(found: Diagnosis) -> str:
     usual, facts = found.usual, found.facts
     who = _workers(usual.workers)
-    size = f", {bytes_text(facts.stored_bytes)} stored each" if facts.stored_bytes else ""
+    size = f" of {bytes_text(facts.stored_bytes)}" if facts.stored_bytes else ""
     cores = f"{found.pipeline.cores:.3g} {'core' if found.pipeline.cores == 1 else 'cores'}"
-    return f"{facts.batch:g} samples a step{size}; {who}, {cores}; {usual.steps} steps measured"
+    return f"{facts.batch:g} samples{size} a step; {who}, {cores}; {usual.steps} steps measured"
 
 
 def _workers(count: int) -> str:
@@ -119,21 +119,27 @@ def cheaper(found: Diagnosis) -> str:
     return f"No cheaper medium would do as well as {name}, however many workers read it."
 
 
-def _drawn(steps: Sequence[FedStep]) -> tuple[list[Lane], float, float]:
+def _drawn(steps: Sequence[FedStep]) -> Timeline:
     """Some steps in the middle of the second half."""
     first = max(0, len(steps) * 3 // 4 - DRAWN_STEPS // 2)
-    chosen = list(steps[first : first + DRAWN_STEPS])
-    begin_s, end_s = chosen[0].begin_s, chosen[-1].end_s
-    spans = [span for step in steps for span in step.spans]
-    return lanes(spans, begin_s, end_s), begin_s, end_s
+    chosen = steps[first : first + DRAWN_STEPS]
+    return timeline(
+        [span for step in steps for span in step.spans],
+        steps=[(number, step.begin_s) for number, step in enumerate(chosen, first + 1)],
+        end_s=chosen[-1].end_s,
+    )
+
+
+def _over_steps(drawn: Timeline) -> str:
+    return f"{count_text(len(drawn.steps), 'step')}, {seconds_text(drawn.length_s)}"
 
 
 def _timeline(steps: Sequence[FedStep], screen: Screen) -> None:
-    drawn, begin_s, end_s = _drawn(steps)
-    screen.title(f"{DRAWN_STEPS} steps, {seconds_text(end_s - begin_s)}")
-    for row in rows(drawn, begin_s, end_s, width=min(screen.width, 100)):
+    drawn = _drawn(steps)
+    screen.title(_over_steps(drawn))
+    for row in rows(drawn, width=min(screen.width, 100)):
         screen.raw(row)
-    screen.keys(*(f"{MARKS[kind]} {WORDS[kind]}" for kind in kinds(drawn)), style="dim")
+    screen.keys(*(f"{MARKS[kind]} {WORDS[kind]}" for kind in drawn.kinds), style="dim")
 
 
 def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
@@ -151,7 +157,7 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         (what, seconds_text(seconds), f"{seconds / usual.step_s:.0%}")
         for what, seconds in usual.parts
     ]
-    drawn, begin_s, end_s = _drawn(seen[USUAL].steps)
+    drawn = _drawn(seen[USUAL].steps)
     changes = [(name, seconds_text(step_s), words) for name, step_s, words in gains(found)]
     media = [
         (name, _workers(workers), seconds_text(step_s))
@@ -165,8 +171,8 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         *([tag("p", _warning(found))] if found.doubt else []),
         tag("h2", _limit(found)),
         tag("p", _why(found)),
-        tag("h2", "Stages over steps"),
-        picture(drawn, begin_s, end_s),
+        tag("h2", f"Stages over {_over_steps(drawn)}"),
+        picture(drawn),
         *([tag("h2", "What if"), _table(changes)] if changes else []),
         *([tag("h2", "The same data elsewhere"), _table(media), tag("p", cheaper(found))]
           if media else []),
