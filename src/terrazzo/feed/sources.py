@@ -135,7 +135,7 @@ def source_of(
         seed=own,
     )
     if trial is not None:
-        arranged = trial.loader(reads)
+        arranged = trial.loader(reads, is_made=own is not None)
         if not isinstance(arranged, DataLoader):
             return Plain(arranged, recorder)
         if arranged is not reads:
