@@ -212,6 +212,7 @@ def test_a_script_that_is_not_fed(script: str, words: str, desk: Desk) -> None:
         (["--steps", "1", "train.py"], "--steps 1: give 3 to 95"),
         (["--model", "a.py:b", "train.py"], "a script brings its own"),
         (["--model", "a.py:b", "--data", "a.py:c"], "there is no file a.py"),
+        (["--model", "resnet18", "--data", "pictures"], "--data pictures is no data set: write"),
     ],
 )
 def test_what_cannot_be_looked_at(arguments: list[str], words: str, desk: Desk) -> None:

@@ -18,6 +18,8 @@ DRAWN_STEPS = 4
 BAR = 20
 ALIKE = 0.02
 """Steps that differ by less count as equal."""
+ELSEWHERE = "The same data elsewhere, by usual figures of such media"
+RECOMMENDED = "Recommended, as options of tz.feed where they have a name"
 
 
 def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: str) -> None:
@@ -39,12 +41,12 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
     for name, step_s, words in gains(found):
         screen.raw(f"{name:<44}{seconds_text(step_s):>9}  {words}")
     if found.advice.media:
-        screen.title("The same data elsewhere, by usual figures of such media")
+        screen.title(ELSEWHERE)
         for name, workers, step_s in found.advice.media:
             word = _workers(workers)
             screen.raw(f"{name:<20}{word:<12}{seconds_text(step_s):>9}")
         screen.line(cheaper(found))
-    screen.title("Recommended, as options of tz.feed where they have a name")
+    screen.title(RECOMMENDED)
     for setting in found.advice.settings:
         screen.line(setting)
 
@@ -174,9 +176,9 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         tag("h2", f"Stages over {_over_steps(drawn)}"),
         picture(drawn),
         *([tag("h2", "What if"), _table(changes)] if changes else []),
-        *([tag("h2", "The same data elsewhere"), _table(media), tag("p", cheaper(found))]
+        *([tag("h2", ELSEWHERE), _table(media), tag("p", cheaper(found))]
           if media else []),
-        tag("h2", "Recommended, as options of tz.feed where they have a name"),
+        tag("h2", RECOMMENDED),
         tag("ul", *(tag("li", setting) for setting in found.advice.settings)),
     ]  # fmt: skip
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("main", *body))}</html>\n'
