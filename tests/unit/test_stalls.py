@@ -12,7 +12,7 @@ import pytest
 from terrazzo.errors import RunError
 from terrazzo.feed.advice import LINK, MEDIA, MEMORY, NONE, Facts, advise
 from terrazzo.feed.cores import allowed_cores
-from terrazzo.feed.diagnosis import Seen, diagnose
+from terrazzo.feed.diagnosis import Seen, diagnose, unsettled
 from terrazzo.feed.pipeline import CPU, LOOP, STORAGE, Pipeline, fewest_workers, slowdown
 from terrazzo.feed.stalls import Stalls, fed_steps, stalls_of
 from terrazzo.records.event import Event
@@ -343,6 +343,19 @@ class TestDiagnosis:
         slow = replace(found.usual, step_s=2 * found.usual.step_s)
         assert "by the trials alone" in replace(found, usual=slow).doubt
         assert "longer with files in memory" in replace(found, warm_s=2 * found.cold_s).doubt
+
+    @pytest.mark.parametrize(
+        ("alone", "apart", "skips"),
+        [(0, 20, 10), (20, 0, 10), (4, 16, 10), (14, 6, 17), (18, 2, 10)],
+        ids=["workers", "none", "from early on", "from late on", "from the very end on"],
+    )
+    def test_steps_before_there_were_workers_do_not_count(
+        self, alone: int, apart: int, skips: int
+    ) -> None:
+        """A short trial may have its first worker in the second half."""
+        inline = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS), 24))
+        by_worker = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS, workers=1), 24))
+        assert unsettled([*inline[:alone], *by_worker[:apart]]) == skips
 
     def test_a_script_without_a_feed_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"was not fed by tz.feed, or by less than two"):
