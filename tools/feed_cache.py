@@ -4,7 +4,7 @@
 
 All three have the same memory, a share of the data set, and the same kind of order: every sample
 once an epoch, shuffled anew. LRU is counted by going through such orders with the real sizes of the
-files. The page cache belongs to a process of its own in a control group (root, memory controller)
+files. The page cache belongs to a process of its own in a control group of either version (root)
 that reads the same files; what the system really read for it is told by the kernel.
 """
 
@@ -26,13 +26,15 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import terrazzo as tz
+from terrazzo.lab.cell import cell, join
 from terrazzo.records.event import read_events
 from terrazzo.runtime.recorder import Recorder
 
-MEMORY = Path("/sys/fs/cgroup/memory")
+BESIDE_BYTES = 4 << 20
+"""Page tables, and what reading itself takes."""
 READER = """
 import os, random, sys
-paths = sys.argv[3:]
+paths = sys.argv[2:]
 drawn = random.Random(1)
 os.write(1, b"ready\\n")
 sys.stdin.readline()
@@ -106,33 +108,23 @@ def lru(sizes: Sequence[int], epochs: int, budget_bytes: int) -> list[float]:
     return found
 
 
-def page_cache(paths: Sequence[Path], epochs: int, budget_bytes: int) -> list[float] | None:
-    """Of a process whose group has so much memory for files; None: this system cannot."""
-    group = MEMORY / f"terrazzo-feed-cache-{os.getpid()}"
-    command = [sys.executable, "-c", READER, str(epochs), "-", *map(str, paths)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None and child.stdout is not None
-    try:
-        child.stdout.readline()
-        group.mkdir()
-        limit = budget_bytes + (4 << 20)  # page tables, and what reading itself takes
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-        (group / "cgroup.procs").write_text(str(child.pid))
-    except OSError as error:
-        print(f"the page cache is not measured: {error}", file=sys.stderr)
-        child.kill()
-        return None
-    finally:
+def page_cache(paths: Sequence[Path], epochs: int, budget_bytes: int) -> list[float]:
+    """Of a process whose group has so much memory for files."""
+    command = [sys.executable, "-c", READER, str(epochs), *map(str, paths)]
+    with cell() as group, subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()  # what it has taken so far counts for the group that it comes from
+        group.limit_memory(budget_bytes + BESIDE_BYTES)
+        join(group, child.pid)
         for path in paths:
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
-    child.stdin.write("go\n")
-    child.stdin.flush()
-    found = [float(line) for line in child.stdout]
-    child.wait()
-    group.rmdir()
-    return found
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        return [float(line) for line in child.stdout]
 
 
 def main() -> None:
@@ -155,8 +147,7 @@ def main() -> None:
     print(f"{len(sizes)} files, {total / 2**20:.1f} MiB; memory for {args.share:.0%} of them")
     print("share of the data set read from storage, epoch by epoch")
     for name, read in rows.items():
-        if read is not None:
-            print(f"{name:>12}: " + " ".join(f"{one / total:6.3f}" for one in read))
+        print(f"{name:>12}: " + " ".join(f"{one / total:6.3f}" for one in read))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     sudo python tools/feed_race.py --medium sd --train accelerator
 
 Pictures are JPEG files that are dropped from the page cache after each read, so that every epoch
-reads them from storage, which a control group slows down (root, blkio controller). "accelerator"
+reads them from storage, which a control group of either version slows down (root). "accelerator"
 trains as one would that leaves the cores alone: it sleeps; "cpu" computes on one core. All settings
 take turns, several rounds, and the best round of each counts.
 """
@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +26,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import terrazzo as tz
+from terrazzo.lab.cell import inside, slow_storage
 from terrazzo.records.machine import Machine
 from terrazzo.zoo.data import codec, make_detection
-
-BLKIO = Path("/sys/fs/cgroup/blkio")
 
 
 class Medium(NamedTuple):
@@ -67,31 +65,12 @@ def forget(path: Path) -> None:
     os.close(file)
 
 
-@contextmanager
-def slowed(medium: Medium, folder: Path) -> Iterator[bool]:
-    """This process and its children read as slowly as that; False: this system cannot."""
-    number = folder.stat().st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    group = BLKIO / f"terrazzo-feed-race-{os.getpid()}"
+def on(medium: Medium, folder: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` gives where files come from that medium."""
     if not medium.reads_per_s:
-        yield True
-        return
-    try:
-        group.mkdir()
-        (group / "blkio.throttle.read_bps_device").write_text(f"{device} {medium.read_bytes_per_s}")
-        (group / "blkio.throttle.read_iops_device").write_text(f"{device} {medium.reads_per_s}")
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-    except OSError as error:
-        print(f"storage is not slowed: {error}", file=sys.stderr)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with suppress(OSError):
-            for process in (group / "cgroup.procs").read_text().split():
-                (BLKIO / "cgroup.procs").write_text(process)
-            group.rmdir()
+        return work()
+    with slow_storage(folder, **medium._asdict()) as group:
+        return inside(group, work)
 
 
 class Trainee:
@@ -193,15 +172,15 @@ def main() -> None:
         data = Pictures(folder)
         for path in data.paths:
             forget(path)
-        with slowed(MEDIA[args.medium], folder) as is_slowed:
-            found = race(args, data, Trainee(args.train, args.step_s))
+        trainee = Trainee(args.train, args.step_s)
+        found = on(MEDIA[args.medium], folder, lambda: race(args, data, trainee))
     fixed = min(row["step_s"] for name, row in found.items() if "workers" in name)
     for name, row in found.items():
         print(
             f"{name:>18}: {row['step_s'] * 1e3:7.1f} ms a step, {row['stall']:6.1%} waiting, "
             f"{row['step_s'] / fixed:.3f} of the best fixed"
         )
-    facts = {"medium": args.medium, "slowed": is_slowed, "train": args.train, "found": found}
+    facts = {"medium": args.medium, "train": args.train, "found": found}
     print(json.dumps({**facts, "machine": Machine.here().processor}))
 
 

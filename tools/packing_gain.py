@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import random
 import shutil
 import subprocess
@@ -22,20 +20,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from terrazzo.feed.packing import pack
 from terrazzo.feed.shards import ShardSet
+from terrazzo.lab.cell import inside, slow_storage
 
 PICTURE_BYTES = (6_000, 18_000)
-GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Medium:
     name: str
-    requests_per_s: int
-    bytes_per_s: int
+    reads_per_s: int
+    read_bytes_per_s: int
 
 
 MEDIA = (
@@ -71,27 +70,6 @@ def forget(place: Path, device: str) -> None:
     subprocess.run(["mount", device, str(place)], check=True)
 
 
-@contextmanager
-def slowed(device: str, medium: Medium) -> Iterator[Path]:
-    """A group whose processes find the device slow; gives the file that lets them in."""
-    status = Path(device).stat()
-    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    old = (GROUPS / "blkio").is_dir()
-    group = (GROUPS / "blkio" if old else GROUPS) / f"terrazzo-packing-{os.getpid()}"
-    group.mkdir()
-    try:
-        if old:
-            throttle = "blkio.throttle.read_{}_device"
-            (group / throttle.format("bps")).write_text(f"{number} {medium.bytes_per_s}")
-            (group / throttle.format("iops")).write_text(f"{number} {medium.requests_per_s}")
-        else:
-            limits = f"rbps={medium.bytes_per_s} riops={medium.requests_per_s}"
-            (group / "io.max").write_text(f"{number} {limits}")
-        yield group / "cgroup.procs"
-    finally:
-        group.rmdir()
-
-
 def fill(folder: Path, samples: int) -> list[str]:
     """Pairs of files in ten folders; gives their names without endings."""
     draw, names = random.Random(1), []
@@ -104,25 +82,15 @@ def fill(folder: Path, samples: int) -> list[str]:
     return names
 
 
-def rate(read: Callable[[int], object], samples: int, seconds: float, door: Path) -> float:
-    """Samples a second of one process that the door lets in, in random order."""
-    ours, theirs = multiprocessing.Pipe()
-
-    def work() -> None:
-        door.write_text(str(os.getpid()))
-        order = random.Random(2).sample(range(samples), samples)
-        begin = time.perf_counter()
-        done = 0
-        while done < samples and time.perf_counter() - begin < seconds:
-            read(order[done])
-            done += 1
-        theirs.send(done / (time.perf_counter() - begin))
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    found: float = ours.recv()
-    process.join()
-    return found
+def rate(read: Callable[[int], object], samples: int, seconds: float) -> float:
+    """Samples a second, in random order."""
+    order = random.Random(2).sample(range(samples), samples)
+    begin = time.perf_counter()
+    done = 0
+    while done < samples and time.perf_counter() - begin < seconds:
+        read(order[done])
+        done += 1
+    return done / (time.perf_counter() - begin)
 
 
 def main() -> None:
@@ -141,19 +109,22 @@ def main() -> None:
             rates = []
             for packed in (False, True):
                 forget(place, device)
-                with slowed(device, medium) as door:
-                    shards = ShardSet(place / "shards") if packed else None
+                shards = ShardSet(place / "shards") if packed else None
 
-                    def read(index: int, shards: ShardSet | None = shards) -> object:
-                        if shards is not None:
-                            return shards.fetch(index)
-                        path = place / "files" / names[index]
-                        ends = (".jpg", ".json")
-                        return [path.with_suffix(end).read_bytes() for end in ends]
-
-                    rates.append(rate(read, options.samples, options.seconds, door))
+                def read(index: int, shards: ShardSet | None = shards) -> object:
                     if shards is not None:
-                        shards.close()
+                        return shards.fetch(index)
+                    path = place / "files" / names[index]
+                    return [path.with_suffix(end).read_bytes() for end in (".jpg", ".json")]
+
+                with slow_storage(
+                    place, read_bytes_per_s=medium.read_bytes_per_s, reads_per_s=medium.reads_per_s
+                ) as group:
+                    rates.append(
+                        inside(group, partial(rate, read, options.samples, options.seconds))
+                    )
+                if shards is not None:
+                    shards.close()
             small, large = rates
             print(
                 f"{medium.name:<12}{small:>12.0f}{large:>10.0f}{large / small:>7.1f}x", flush=True

@@ -104,16 +104,34 @@ with path.open("r+b") as file:
 """
 
 
-@pytest.mark.slow
-def test_a_slow_data_set_is_found_to_be_slow(
+class Desk:
+    """A folder in which a user writes files and types commands."""
+
+    def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capfd = folder, capfd
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def stalls(self, *arguments: str, status: int = 0) -> tuple[str, str]:
+        """What the command says on both of its streams."""
+        assert main(["data", "stalls", *arguments]) == status
+        return self._capfd.readouterr()
+
+
+@pytest.fixture
+def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+) -> Desk:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(KEPT + SCRIPT)
-    arguments = ["data", "stalls", "--steps", "3", "--save", "found.json", "train.py"]
-    assert main(arguments) == 0
-    out, err = capfd.readouterr()
-    found = json.loads((tmp_path / "found.json").read_text())
+    return Desk(tmp_path, capfd)
+
+
+@pytest.mark.slow
+def test_a_slow_data_set_is_found_to_be_slow(desk: Desk) -> None:
+    desk.write("train.py", KEPT + SCRIPT)
+    out, err = desk.stalls("--steps", "3", "--save", "found.json", "train.py")
+    found = json.loads((desk.folder / "found.json").read_text())
     injected_s = BATCH * SLEEP_S
     pipeline, usual = found["pipeline"], found["usual"]
     assert pipeline["fetch_s"] >= injected_s, "a sleep is waiting for something, never work"
@@ -128,7 +146,7 @@ def test_a_slow_data_set_is_found_to_be_slow(
     assert "4 workers" in out
     assert "cold: files from storage" in err
     assert "storage: the medium" not in err, "no file was read"
-    (page,) = tmp_path.glob("runs/*-stalls-train/stalls.html")
+    (page,) = desk.folder.glob("runs/*-stalls-train/stalls.html")
     assert "<rect" in page.read_text()
     batches = [line for line in out.splitlines() if "| batch" in line]
     synthetic, warm, cold = batches[:4], batches[4:8], batches[8:12]
@@ -140,19 +158,21 @@ def test_a_slow_data_set_is_found_to_be_slow(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["Pictures", "Stream", "loader"])
-def test_a_model_and_a_data_set_without_a_script(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A class, an iterable data set, a function that gives a loader."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(PARTS)
-    arguments = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "4"]
-    assert main(["data", "stalls", "--steps", "3", *arguments]) == 0
-    out = capfd.readouterr().out
+@pytest.mark.parametrize(
+    ("data", "choices"),
+    [("Pictures", "8 workers"), ("Stream", "1 worker "), ("loader", "8 workers")],
+)
+def test_a_model_and_a_data_set_without_a_script(data: str, choices: str, desk: Desk) -> None:
+    """A class, an iterable data set, a function that gives a loader; as tz.feed takes each."""
+    desk.write("net.py", PARTS)
+    named = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "4"]
+    out, _ = desk.stalls("--steps", "3", *named)
     assert f"{data}: 4 samples a step" in out
     assert "Of a step of" in out
     assert "Recommended" in out
+    what_if = out.partition("What if")[2]
+    assert choices in what_if, "workers that could make the same batches"
+    assert max(len(line) for line in out.splitlines() if "page:" not in line) <= 80
 
 
 @pytest.mark.slow
@@ -163,32 +183,25 @@ def test_a_model_and_a_data_set_without_a_script(
         ("Pictures", "has 40 samples, --batch is 64"),
     ],
 )
-def test_data_that_is_none(
-    data: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(PARTS)
-    arguments = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "64"]
-    assert main(["data", "stalls", *arguments]) == 2
-    err = capfd.readouterr().err
+def test_data_that_is_none(data: str, words: str, desk: Desk) -> None:
+    desk.write("net.py", PARTS)
+    named = ["--model", "net.py:build", "--data", f"net.py:{data}", "--batch", "64"]
+    _, err = desk.stalls(*named, status=2)
     assert words in err
     assert "Traceback" not in err
 
 
-def test_a_script_that_is_not_fed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print('no net here')")
-    assert main(["data", "stalls", "train.py"]) == 2
-    assert "was not fed by tz.feed" in capfd.readouterr().err
-    (tmp_path / "train.py").write_text("raise SystemExit(3)")
-    assert main(["data", "stalls", "train.py"]) == 2
-    assert "the synthetic trial failed" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print('no net here')", "was not fed by tz.feed"),
+        ("raise SystemExit(3)", "the synthetic trial failed"),
+    ],
+)
+def test_a_script_that_is_not_fed(script: str, words: str, desk: Desk) -> None:
+    desk.write("train.py", script)
+    _, err = desk.stalls("train.py", status=2)
+    assert words in err
 
 
 @pytest.mark.parametrize(
@@ -199,22 +212,15 @@ def test_a_script_that_is_not_fed(
         (["--steps", "1", "train.py"], "--steps 1: give 3 to 95"),
         (["--model", "a.py:b", "train.py"], "a script brings its own"),
         (["--model", "a.py:b", "--data", "a.py:c"], "there is no file a.py"),
+        (["--model", "resnet18", "--data", "pictures"], "--data pictures is no data set: write"),
     ],
 )
-def test_what_cannot_be_looked_at(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    assert main(["data", "stalls", *arguments]) == 2
-    err = capfd.readouterr().err
+def test_what_cannot_be_looked_at(arguments: list[str], words: str, desk: Desk) -> None:
+    desk.write("train.py", "")
+    _, err = desk.stalls(*arguments, status=2)
     assert words in err
     assert err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
+    assert not (desk.folder / "runs").exists()
 
 
 @pytest.mark.parametrize("mode", ["cold", "warm"])

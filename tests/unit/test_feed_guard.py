@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 from terrazzo.feed import guard as guard_module
 from terrazzo.feed.arbiter import reserve_bytes
@@ -16,14 +17,10 @@ from terrazzo.feed.process import fork
 from terrazzo.feed.stock import Stock
 from terrazzo.runtime.ceiling import ceiling_bytes
 
+sys.path.insert(0, str(Path(__file__).parent))
+from patience import soon
+
 MIB = 1 << 20
-
-
-def soon(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def watchers() -> list[threading.Thread]:

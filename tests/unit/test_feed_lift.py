@@ -16,7 +16,7 @@ from terrazzo.feed.lift import PINNED, PLAIN, RUN_AHEAD, TRIED, Lift, lift_of
 from terrazzo.feed.stalls import fed_steps, stalls_of
 from terrazzo.geometry import Box
 from terrazzo.records.event import read_events
-from terrazzo.records.stage import COPY, StageSpan, stage_spans
+from terrazzo.records.stage import COPY, WAIT, StageSpan, stage_spans
 from terrazzo.runtime.part import Part
 from terrazzo.runtime.recorder import Recorder
 
@@ -74,11 +74,13 @@ def test_copying_is_a_part_of_a_step_of_its_own(tmp_path: Path) -> None:
     assert numbers == [(epoch, batch) for epoch in (0, 1) for batch in range(6)]
     assert {span.bytes for span in copies} == {4 * 3 * 8 * 8}
     assert not any(span.is_beside for span in copies)
+    waits = [span for span in stage_spans(events) if span.stage == WAIT]
+    for wait, copy in zip(waits, copies, strict=True):
+        assert wait.end_s <= copy.begin_s + CLOCK_S, "copying is not waiting for a batch"
     found = stalls_of(fed_steps(events), skip=0)
     assert found is not None
     assert found.copy_s >= COPY_S - CLOCK_S
     assert found.compute_s >= STEP_S - CLOCK_S
-    assert found.wait_s < COPY_S, "copying is not waiting for a batch"
     assert sum(seconds for _, seconds in found.parts) == pytest.approx(found.step_s)
 
 

@@ -184,10 +184,10 @@ def test_a_peer_that_is_slow_is_left_alone(monkeypatch: pytest.MonkeyPatch, peer
 def test_a_right_answer_that_drips_is_too_late(
     monkeypatch: pytest.MonkeyPatch, peers: Make
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
     reader, data = peers(b"k"), freeze(bytes(60))
     answer = YES + SIZE.pack(len(data), reader._mark(1, data)) + data
     assert reader.get(Liar([answer]).address, 1) == data, "it is right"
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
     assert reader.get(Liar([answer], drip_s=0.02).address, 1) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import struct
 import sys
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from terrazzo.errors import DataError
 from terrazzo.feed.passage import DRAWS
-from terrazzo.feed.rehearsal import Rehearsal
+from terrazzo.feed.rehearsal import STREAM_DRAWS, Rehearsal
 from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.stays import copies_reason, stays_reason
@@ -202,3 +203,31 @@ def test_a_trial_tells_how_many_workers_could_make_the_same(
     trial.watch.has_begun = True  # there is no end to it but that of the process
     trial.loader(loader)
     assert trial.workers() == (most, why)
+
+
+class Counted(IterableDataset[int]):
+    def __init__(self, *, draws: bool = False, own: Any = None) -> None:
+        self.draws, self.own = draws, own
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(number + int(self.draws and torch.randint(9, ())) for number in range(9))
+
+
+@pytest.mark.parametrize(
+    ("data", "most", "why"),
+    [
+        (Counted(), 1, ""),
+        (Counted(draws=True), 0, STREAM_DRAWS),
+        (Counted(own=random.Random(1)), 0, "the data set has a random generator of its own"),
+    ],
+)
+def test_a_stream_without_a_loader_can_be_read_ahead_by_one(
+    data: Counted, most: int, why: str, tmp_path: Path
+) -> None:
+    trial = Rehearsal(Trial(WARM, 3), tmp_path)
+    trial.watch.has_begun = True
+    trial.loader(seeded(data), is_made=True)
+    assert trial.workers() == (most, why)
+    trial.loader(DataLoader(data, 4))
+    assert trial.workers()[0] == 0
+    assert "give the data set itself" in trial.workers()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,38 +11,13 @@ import pytest
 from terrazzo.errors import LabError
 from terrazzo.lab import kernelfile, state
 from terrazzo.lab.clean import remove_dead
-from terrazzo.lab.groups import find_groups, make_folder
+from terrazzo.lab.groups import find_groups
 from terrazzo.lab.groups1 import Groups1
 from terrazzo.lab.groups2 import Group2, Groups2
 from terrazzo.lab.quota import CpuQuota
 
-FILES = {
-    "cgroup.controllers": "cpu io memory",
-    "cgroup.subtree_control": "cpu memory io",
-    "cgroup.procs": "",
-    "cgroup.freeze": "0",
-    "cpu.max": "max 100000",
-    "cpu.max.burst": "0",
-    "cpu.weight": "10000",
-    "cpu.stat": "usage_usec 2500000\nthrottled_usec 1000000",
-    "memory.max": "max",
-    "memory.swap.max": "1",
-    "memory.current": "4096",
-    "memory.peak": "8192",
-    "memory.stat": "anon 1000\nactive_file 900\ninactive_file 100\nkernel 300\nsock 200",
-    "memory.events": "low 0\noom 1\noom_kill 3",
-    "io.max": "",
-}
-
-
-def fill(folder: Path) -> None:
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
-
-
-def make(path: Path) -> None:
-    make_folder(path)
-    fill(path)
+sys.path.insert(0, str(Path(__file__).parent))
+from kerneltree import empty, fill, make, tree
 
 
 @pytest.fixture
@@ -110,8 +86,7 @@ class TestVersion2:
 
     def test_a_peak_is_forgotten_and_read_through_one_open_file(self, tmp_path: Path) -> None:
         """As Linux 6.12 does it: who opens the file anew still finds the old peak."""
-        fill(tmp_path)
-        groups = Groups2(tmp_path, frozenset({"cpu", "memory", "io"}), make)
+        groups = tree(tmp_path)
         groups.make("1-2-3-0", ("pi3-0",))
         peak = tmp_path / "terrazzo-1-2-3-0" / "pi3-0" / "memory.peak"
         assert groups.device("1-2-3-0", "pi3-0").reset_peak()
@@ -120,9 +95,7 @@ class TestVersion2:
         peak.write_text("8192")
         assert groups.device("1-2-3-0", "pi3-0").usage().peak_bytes == 192
         (held,) = groups.peaks.values()
-        for path in sorted(tmp_path.glob("terrazzo-*/**/*"), reverse=True):
-            if path.is_file():
-                path.unlink()
+        empty(tmp_path)
         groups.remove("1-2-3-0")
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(held)
@@ -136,15 +109,12 @@ class TestVersion2:
         assert not group.peaks
 
     def test_a_lab_is_made_found_and_removed(self, tmp_path: Path) -> None:
-        fill(tmp_path)
-        groups = Groups2(tmp_path, frozenset({"cpu", "memory", "io"}), make)
+        groups = tree(tmp_path)
         groups.make("1-2-3-0", ("pi3-0", "pi3-1"))
         assert groups.labs() == {"1-2-3-0"}
         device = groups.device("1-2-3-0", "pi3-1")
         assert device.joining == (tmp_path / "terrazzo-1-2-3-0" / "pi3-1" / "cgroup.procs",)
-        for path in sorted(tmp_path.glob("terrazzo-*/**/*"), reverse=True):
-            if path.is_file():
-                path.unlink()  # the kernel's files need no removing
+        empty(tmp_path)
         groups.remove("1-2-3-0")
         groups.remove("1-2-3-0")
         assert groups.labs() == set()

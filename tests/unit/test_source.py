@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler
 
 import terrazzo as tz
 from terrazzo.errors import UsageError
@@ -23,7 +22,7 @@ from terrazzo.feed.seeded import seeded_loader
 from terrazzo.feed.source import Options, Source
 from terrazzo.feed.tuner import Change, Limits, Mean, Settings, Tuner
 from terrazzo.records.event import read_events
-from terrazzo.records.stage import FETCH, stage_spans
+from terrazzo.records.stage import stage_spans
 from terrazzo.runtime.recorder import Recorder
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -132,71 +131,6 @@ class Own(Numbers):
 
 def test_a_generator_of_the_data_set_itself_stays_in_order() -> None:
     assert "generator of its own" in same(lambda: DataLoader(Own(), 4), workers=2).reason
-
-
-class Counted(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(7))
-
-
-def test_iterable_data_sets_are_taken_as_they_are() -> None:
-    source = Source(DataLoader(Counted(), batch_size=3), Options(workers=2))
-    assert flat([[batch] for batch in source]) == [[[0, 1, 2]], [[3, 4, 5]], [[6]]]
-    assert source.pool is None
-
-
-class Slow(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        for index in range(24):
-            time.sleep(0.005)
-            yield index
-
-
-def test_an_iterable_data_set_is_read_ahead_if_asked_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    net = tz.parallelize(nn.Conv2d(3, 2, 3), (torch.zeros(2, 3, 8, 8),))
-    waited_s = {}
-    for workers in (None, 1):
-        data, found, waited_s[workers] = Slow(), [], 0.0
-        begin = time.perf_counter()
-        for batch in tz.feed(data, net, batch_size=4, workers=workers):
-            waited_s[workers] += time.perf_counter() - begin if found else 0.0
-            found += batch.tolist()
-            time.sleep(0.06)
-            begin = time.perf_counter()
-        assert found == list(range(24))
-    assert waited_s[None] > 0.1 > 2 * waited_s[1]
-    assert "cannot make batches" not in capsys.readouterr().err
-    with pytest.raises(UsageError, match="each of them would read all"):
-        next(tz.feed(Slow(), net, batch_size=4, workers=2))
-
-
-class Read(IterableDataset[Any]):
-    """A stream of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = sorted(folder.iterdir())
-
-    def __iter__(self) -> Iterator[Any]:
-        for path in self.paths:
-            time.sleep(0.002)
-            yield torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-
-
-def test_stages_of_an_iterable_data_set_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    for number in range(12):
-        (tmp_path / f"data/{number:02}").write_bytes(bytes(5000))
-    recorder = Recorder(tmp_path / "run", 0)
-    loader = DataLoader(Read(tmp_path / "data"), batch_size=3)
-    for _ in Source(loader, Options(), recorder=lambda: recorder):
-        pass
-    recorder.flush()
-    spans = [span for span in stage_spans(read_events(tmp_path / "run")) if span.stage == FETCH]
-    assert [span.samples for span in spans] == [3, 3, 3, 3]
-    assert all(15_000 <= span.bytes < 30_000 for span in spans)
-    assert all(0.006 <= span.worked_s <= span.end_s - span.begin_s + 1e-4 for span in spans)
 
 
 def test_batches_that_fit_no_tray_come_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

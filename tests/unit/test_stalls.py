@@ -12,14 +12,13 @@ import pytest
 from terrazzo.errors import RunError
 from terrazzo.feed.advice import LINK, MEDIA, MEMORY, NONE, Facts, advise
 from terrazzo.feed.cores import allowed_cores
-from terrazzo.feed.diagnosis import Seen, diagnose
+from terrazzo.feed.diagnosis import Seen, diagnose, unsettled
 from terrazzo.feed.pipeline import CPU, LOOP, STORAGE, Pipeline, fewest_workers, slowdown
 from terrazzo.feed.stalls import Stalls, fed_steps, stalls_of
 from terrazzo.records.event import Event
 from terrazzo.records.stage import COPY, DELIVER, IN_LOOP, PHASE
 from terrazzo.records.storage import Reads, Storage
 from terrazzo.records.trial import COLD, FILE, MODES, SYNTHETIC, USUAL, WARM, Trial, TrialFacts
-from terrazzo.report.lanes import lanes, picture, rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rehearsed import World, run
@@ -345,6 +344,19 @@ class TestDiagnosis:
         assert "by the trials alone" in replace(found, usual=slow).doubt
         assert "longer with files in memory" in replace(found, warm_s=2 * found.cold_s).doubt
 
+    @pytest.mark.parametrize(
+        ("alone", "apart", "skips"),
+        [(0, 20, 10), (20, 0, 10), (4, 16, 10), (14, 6, 17), (18, 2, 10)],
+        ids=["workers", "none", "from early on", "from late on", "from the very end on"],
+    )
+    def test_steps_before_there_were_workers_do_not_count(
+        self, alone: int, apart: int, skips: int
+    ) -> None:
+        """A short trial may have its first worker in the second half."""
+        inline = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS), 24))
+        by_worker = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS, workers=1), 24))
+        assert unsettled([*inline[:alone], *by_worker[:apart]]) == skips
+
     def test_a_script_without_a_feed_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"was not fed by tz.feed, or by less than two"):
             Seen.read(tmp_path)
@@ -352,30 +364,6 @@ class TestDiagnosis:
     def test_a_trial_in_the_environment(self) -> None:
         trial = Trial(COLD, 7)
         assert Trial.from_text(trial.to_text()) == trial
-
-
-class TestPicture:
-    def test_lanes_hold_what_was_done(self) -> None:
-        world = World(loop_s=20 * MS, threads=1, fetch_s=60 * MS, prepare_s=30 * MS, workers=2)
-        steps = fed_steps(run(world, 40))
-        begin_s, end_s = steps[20].begin_s, steps[23].end_s
-        drawn = lanes([s for step in steps for s in step.spans], begin_s, end_s)
-        assert [lane.name for lane in drawn] == ["loop", "worker 0", "worker 1"]
-        length_s = sum(piece.end_s - piece.begin_s for piece in drawn[0].pieces)
-        assert length_s == pytest.approx(end_s - begin_s), "the loop is always at something"
-        text = rows(drawn, begin_s, end_s, width=60)
-        assert all(len(row) == 60 for row in text)
-        assert "█" in text[0]
-        assert "░" in text[0]
-        assert text[1].count("▒") == pytest.approx(2 * text[1].count("━"), abs=6)
-        markup = picture(drawn, begin_s, end_s)
-        assert markup.count("<rect") == sum(len(lane.pieces) for lane in drawn)
-
-    def test_batches_made_in_the_loop(self) -> None:
-        steps = fed_steps(run(World(20 * MS, 1, 60 * MS, 30 * MS), 6))
-        spans = [s for step in steps for s in step.spans]
-        drawn = lanes(spans, steps[1].begin_s, steps[2].end_s)
-        assert [lane.name for lane in drawn] == ["loop", "in the loop"]
 
 
 def test_a_quota_is_fewer_cores(tmp_path: Path) -> None:

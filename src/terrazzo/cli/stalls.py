@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from terrazzo.cli.model import ModelReference
+from terrazzo.cli.model import FORM, ModelReference
 from terrazzo.cli.place import Place, add_lab_flags, say
 from terrazzo.cli.recording import launch_recorded
 from terrazzo.cli.report import save
@@ -63,7 +63,9 @@ def add_stalls(below: Commands) -> None:
         "--steps", type=int, default=STEPS, metavar="N",
         help="steps of each of the four trials (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--model", metavar="MODEL", help="instead of a script: FILE.py:CALLABLE")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="instead of a script: FILE.py:CALLABLE, or of the zoo"
+    )
     parser.add_argument(
         "--data", metavar="DATA", help="a data set or loader for it, as FILE.py:CALLABLE"
     )
@@ -139,10 +141,12 @@ def _command(options: argparse.Namespace) -> tuple[list[str], str]:
         )
     if options.batch < 1:
         raise UsageError(f"--batch {options.batch}: give 1 or more")
-    for text in (options.model, options.data):
-        ModelReference.parse(text)
+    ModelReference.parse(options.model)
+    data = ModelReference.parse(options.data)
+    if not data.source:
+        raise UsageError(f"--data {data} is no data set: {FORM}")
     job = ["-m", "terrazzo.cli.stalls_job", options.model, options.data, str(options.batch)]
-    return [sys.executable, *job], ModelReference.parse(options.data).name
+    return [sys.executable, *job], data.name
 
 
 def _trial(trial: Trial, command: Sequence[str], hosts: Hosts, path: Path) -> Seen:

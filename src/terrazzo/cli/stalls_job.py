@@ -32,12 +32,14 @@ def main() -> int:
 def _train(model_text: str, data_text: str, batch: int) -> None:
     device = tz.init()
     model = ModelReference.parse(model_text).build().train()
-    loader = _loader(data_text, batch)
-    x = _picture(next(iter(loader)))
+    data = _data(data_text, batch)
+    is_loader = isinstance(data, DataLoader)
+    options: dict[str, Any] = {} if is_loader else {"batch_size": batch, "drop_last": True}
+    x = _picture(next(iter(data if is_loader else DataLoader(data, batch))))
     net = tz.parallelize(model, (_scaled(x),))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     for _ in range(EPOCHS):
-        for fed in tz.feed(loader if device == 0 else None, net):
+        for fed in tz.feed(data if device == 0 else None, net, **options):
             output = net(_scaled(_first(fed)))
             loss = sum(leaf.float().square().mean() for leaf in pytree.tree_leaves(output))
             assert isinstance(loss, torch.Tensor)
@@ -46,13 +48,11 @@ def _train(model_text: str, data_text: str, batch: int) -> None:
             optimizer.zero_grad()
 
 
-def _loader(text: str, batch: int) -> DataLoader[Any]:
-    """Of whatever the name stands for: a loader, or a data set of either kind."""
+def _data(text: str, batch: int) -> Any:
+    """What the name stands for: a loader, or a data set of either kind, which tz.feed takes."""
     data = ModelReference.parse(text).value()
-    if isinstance(data, DataLoader):
+    if isinstance(data, DataLoader | IterableDataset):
         return data
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=batch, drop_last=True)
     is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if isinstance(data, nn.Module) or not is_map:
         raise UsageError(
@@ -63,7 +63,7 @@ def _loader(text: str, batch: int) -> DataLoader[Any]:
         raise UsageError(
             f"data set {text} has {len(data)} samples, --batch is {batch}: give no more than that"
         )
-    return DataLoader(data, batch_size=batch, shuffle=True, drop_last=True)
+    return data
 
 
 def _first(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from terrazzo.feed.diagnosis import Diagnosis, Seen
 from terrazzo.feed.stalls import FedStep
 from terrazzo.records.trial import USUAL
 from terrazzo.records.units import bytes_text, count_text, seconds_text
-from terrazzo.report.lanes import MARKS, WORDS, Lane, kinds, lanes, picture, rows
+from terrazzo.report.lanes import MARKS, WORDS, Timeline, picture, rows, timeline
 from terrazzo.report.screen import Screen
 from terrazzo.report.svg import Markup, tag
 
@@ -18,6 +18,8 @@ DRAWN_STEPS = 4
 BAR = 20
 ALIKE = 0.02
 """Steps that differ by less count as equal."""
+ELSEWHERE = "The same data elsewhere, by usual figures of such media"
+RECOMMENDED = "Recommended, as options of tz.feed where they have a name"
 
 
 def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: str) -> None:
@@ -27,7 +29,7 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
     for what, seconds in usual.parts:
         share = seconds / usual.step_s
         bar = "█" * round(BAR * share)
-        screen.raw(f"{what:<28}{seconds_text(seconds):>9}{share:>6.0%}  {bar}")
+        screen.raw(f"{what:<28}{seconds_text(seconds):>9}{share:>6.0%}  {bar}".rstrip())
     screen.line(_difference(found), "dim")
     if found.doubt:
         screen.line(_warning(found), "yellow")
@@ -39,12 +41,12 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
     for name, step_s, words in gains(found):
         screen.raw(f"{name:<44}{seconds_text(step_s):>9}  {words}")
     if found.advice.media:
-        screen.title("The same data elsewhere, by usual figures of such media")
+        screen.title(ELSEWHERE)
         for name, workers, step_s in found.advice.media:
             word = _workers(workers)
             screen.raw(f"{name:<20}{word:<12}{seconds_text(step_s):>9}")
         screen.line(cheaper(found))
-    screen.title("Recommended, as options of tz.feed where they have a name")
+    screen.title(RECOMMENDED)
     for setting in found.advice.settings:
         screen.line(setting)
 
@@ -52,9 +54,9 @@ def show(found: Diagnosis, seen: Mapping[str, Seen], screen: Screen, *, title: s
 def _set_up(found: Diagnosis) -> str:
     usual, facts = found.usual, found.facts
     who = _workers(usual.workers)
-    size = f", {bytes_text(facts.stored_bytes)} stored each" if facts.stored_bytes else ""
+    size = f" of {bytes_text(facts.stored_bytes)}" if facts.stored_bytes else ""
     cores = f"{found.pipeline.cores:.3g} {'core' if found.pipeline.cores == 1 else 'cores'}"
-    return f"{facts.batch:g} samples a step{size}; {who}, {cores}; {usual.steps} steps measured"
+    return f"{facts.batch:g} samples{size} a step; {who}, {cores}; {usual.steps} steps measured"
 
 
 def _workers(count: int) -> str:
@@ -119,21 +121,27 @@ def cheaper(found: Diagnosis) -> str:
     return f"No cheaper medium would do as well as {name}, however many workers read it."
 
 
-def _drawn(steps: Sequence[FedStep]) -> tuple[list[Lane], float, float]:
+def _drawn(steps: Sequence[FedStep]) -> Timeline:
     """Some steps in the middle of the second half."""
     first = max(0, len(steps) * 3 // 4 - DRAWN_STEPS // 2)
-    chosen = list(steps[first : first + DRAWN_STEPS])
-    begin_s, end_s = chosen[0].begin_s, chosen[-1].end_s
-    spans = [span for step in steps for span in step.spans]
-    return lanes(spans, begin_s, end_s), begin_s, end_s
+    chosen = steps[first : first + DRAWN_STEPS]
+    return timeline(
+        [span for step in steps for span in step.spans],
+        steps=[(number, step.begin_s) for number, step in enumerate(chosen, first + 1)],
+        end_s=chosen[-1].end_s,
+    )
+
+
+def _over_steps(drawn: Timeline) -> str:
+    return f"{count_text(len(drawn.steps), 'step')}, {seconds_text(drawn.length_s)}"
 
 
 def _timeline(steps: Sequence[FedStep], screen: Screen) -> None:
-    drawn, begin_s, end_s = _drawn(steps)
-    screen.title(f"{DRAWN_STEPS} steps, {seconds_text(end_s - begin_s)}")
-    for row in rows(drawn, begin_s, end_s, width=min(screen.width, 100)):
+    drawn = _drawn(steps)
+    screen.title(_over_steps(drawn))
+    for row in rows(drawn, width=min(screen.width, 100)):
         screen.raw(row)
-    screen.keys(*(f"{MARKS[kind]} {WORDS[kind]}" for kind in kinds(drawn)), style="dim")
+    screen.keys(*(f"{MARKS[kind]} {WORDS[kind]}" for kind in drawn.kinds), style="dim")
 
 
 def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
@@ -151,7 +159,7 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         (what, seconds_text(seconds), f"{seconds / usual.step_s:.0%}")
         for what, seconds in usual.parts
     ]
-    drawn, begin_s, end_s = _drawn(seen[USUAL].steps)
+    drawn = _drawn(seen[USUAL].steps)
     changes = [(name, seconds_text(step_s), words) for name, step_s, words in gains(found)]
     media = [
         (name, _workers(workers), seconds_text(step_s))
@@ -165,12 +173,12 @@ def page(found: Diagnosis, seen: Mapping[str, Seen], *, title: str) -> str:
         *([tag("p", _warning(found))] if found.doubt else []),
         tag("h2", _limit(found)),
         tag("p", _why(found)),
-        tag("h2", "Stages over steps"),
-        picture(drawn, begin_s, end_s),
+        tag("h2", f"Stages over {_over_steps(drawn)}"),
+        picture(drawn),
         *([tag("h2", "What if"), _table(changes)] if changes else []),
-        *([tag("h2", "The same data elsewhere"), _table(media), tag("p", cheaper(found))]
+        *([tag("h2", ELSEWHERE), _table(media), tag("p", cheaper(found))]
           if media else []),
-        tag("h2", "Recommended, as options of tz.feed where they have a name"),
+        tag("h2", RECOMMENDED),
         tag("ul", *(tag("li", setting) for setting in found.advice.settings)),
     ]  # fmt: skip
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("main", *body))}</html>\n'

@@ -8,7 +8,7 @@ costs for predictions are those of batches made in the loop, where nothing distu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from terrazzo.errors import RunError, UsageError
 from terrazzo.feed.advice import Advice, Facts, advise
 from terrazzo.feed.pipeline import Pipeline, sharing_of
 from terrazzo.feed.stalls import FedStep, Stalls, fed_steps, stalls_of
+from terrazzo.feed.tuner import SETTLING
 from terrazzo.records import document
 from terrazzo.records.event import read_events
 from terrazzo.records.storage import Storage
@@ -55,10 +56,21 @@ class Seen:
                 "needed: let the script train for more batches, or in smaller ones"
             )
         facts = TrialFacts.from_json(path.read_text(encoding="utf-8"))
-        if facts.mode == USUAL:  # workers are being started in the first half
-            found = stalls_of(steps, skip=len(steps) // 2) or found
+        if facts.mode == USUAL:
+            found = stalls_of(steps, skip=unsettled(steps)) or found
             found = replace(found, workers=max(found.workers, facts.own_workers))
         return cls(found, facts, steps)
+
+
+def unsettled(steps: Sequence[FedStep]) -> int:
+    """How many of a script's steps are not counted: workers are being started in the first half.
+
+    In a short trial also later. Steps whose batches the loop has made are no average with others.
+    """
+    half = len(steps) // 2
+    other = [place for place, step in enumerate(steps) if step.is_apart != steps[-1].is_apart]
+    begin = max(half, other[-1] + 1 + SETTLING) if other else half
+    return begin if len(steps) - begin >= LEAST_STEPS else half
 
 
 @dataclass(frozen=True, slots=True)

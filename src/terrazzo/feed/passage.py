@@ -233,9 +233,7 @@ class Passage:
     def _finish(self) -> None:
         source = self.source
         source.larder.end_epoch()
-        recorder = source.recorder()
-        if recorder is not None:
-            source.tally.end(recorder, self.clock, self.number, self.position)
+        source.tally.end(source.recorder(), self.clock, self.number, self.position)
         if not source.trains() and source.pool is not None:
             source.pool.resize(0)
 

@@ -19,7 +19,7 @@ from terrazzo.feed.cores import allowed_cores
 from terrazzo.feed.native import rows_of
 from terrazzo.feed.passage import DRAWS
 from terrazzo.feed.seeded import SeededSampler
-from terrazzo.feed.stays import goes_its_own_way, stays_reason
+from terrazzo.feed.stays import copies_reason, goes_its_own_way, stays_reason
 from terrazzo.feed.tuner import MOST_WORKERS
 from terrazzo.feed.watch import Watch
 from terrazzo.records import document
@@ -28,6 +28,10 @@ from terrazzo.runtime.links import Links
 
 SKIPPED = 1
 """Steps whose processor time is not counted: the first one warms up."""
+STREAM_DRAWS = (
+    "samples draw random numbers there, one after the other. With workers=1 another process reads "
+    "ahead, and its draws are made of the seed"
+)
 
 
 class TrialOver(SystemExit):
@@ -47,10 +51,15 @@ class Rehearsal:
         self._began_cpu_s = time.process_time()
         self._facts: dict[str, int] = {"samples": 0, "batch": 0, "batch_bytes": 0}
         self._loader: Iterable[Any] | None = None
+        self._is_made = False
         self._draws = False
 
-    def loader(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """What a script's loader becomes for this trial."""
+    def loader(self, loader: Iterable[Any], *, is_made: bool = False) -> Iterable[Any]:
+        """What a script's loader becomes for this trial.
+
+        ``is_made``: the script gave a data set, and its loader was made here.
+        """
+        self._is_made = is_made
         self._look_at(loader)
         self.watch.begin()
         if self.trial.mode == USUAL and isinstance(loader, DataLoader):
@@ -103,6 +112,10 @@ class Rehearsal:
         loader = self._loader
         if not isinstance(loader, DataLoader):
             return 0, f"batches come from {type(loader).__name__} as it is"
+        if self._is_made and isinstance(loader.dataset, IterableDataset):
+            copies = copies_reason((loader.dataset, loader.collate_fn))
+            reason = STREAM_DRAWS if self._draws else copies
+            return (0, reason) if reason else (1, "")
         if goes_its_own_way(loader) or not loader.num_workers:
             reason = stays_reason(loader)
             if reason:

@@ -130,12 +130,12 @@ def source_of(
     options = Options(
         workers=workers,
         ahead=ahead,
-        cache_bytes=None if cache is None else parse_bytes(cache) if cache else 0,
+        cache_bytes=None if cache is None else _bytes_of(cache),
         skip=bad == "skip",
         seed=own,
     )
     if trial is not None:
-        arranged = trial.loader(reads)
+        arranged = trial.loader(reads, is_made=own is not None)
         if not isinstance(arranged, DataLoader):
             return Plain(arranged, recorder)
         if arranged is not reads:
@@ -177,8 +177,13 @@ def all_of(source: Source | Plain) -> Source | Plain:
 def offer_of(net: Net, cache: str | int | None) -> Offer:
     """What a device that does not read holds for the one that does, if any feed asks it to."""
     found: Offer = net.__dict__.setdefault("_offer", Offer(net))
-    found.ask(parse_bytes(cache) if cache else 0)
+    found.ask(0 if cache is None else _bytes_of(cache))
     return found
+
+
+def _bytes_of(cache: str | int) -> int:
+    """Of ``cache=``; none may come as text, from a command line."""
+    return 0 if cache in (0, "0") else parse_bytes(cache)
 
 
 def _is_map(data: Any) -> bool:

@@ -98,6 +98,11 @@ class FedStep:
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether its batch was made by a worker."""
+        return any(span.is_beside and span.worker >= 0 for span in self.spans)
+
     def spent_s(self, stage: str) -> float:
         """In the loop."""
         return sum(s.end_s - s.begin_s for s in self.spans if s.stage == stage and not s.is_beside)

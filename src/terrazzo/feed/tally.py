@@ -12,7 +12,7 @@ from terrazzo.feed.stages import Clock
 from terrazzo.feed.task import Made
 from terrazzo.feed.tuner import Change, Mean, Tuner, describe
 from terrazzo.records.stage import EPOCH, FETCH, TUNED
-from terrazzo.records.units import bytes_text, seconds_text
+from terrazzo.records.units import bytes_text, count_text, seconds_text
 from terrazzo.runtime.recorder import Recorder
 
 SAID = 5
@@ -20,11 +20,14 @@ SAID = 5
 
 
 class Tally:
-    """Counts of the epoch that is under way, and of bad samples in all."""
+    """Counts of the epoch that is under way, and what was said already."""
 
     def __init__(self) -> None:
         self.epoch = Counter[str]()
-        self.skipped = 0
+        self._named: set[str] = set()
+        """Bad samples."""
+        self._skipped = 0
+        """In the last epoch that told of any: the same number is not told again."""
         self._cores = allowed_cores()
 
     def add(self, made: Made) -> None:
@@ -42,22 +45,26 @@ class Tally:
         self.epoch["read_bytes"] += sum(took.bytes for took in made.took)
 
     def skip(self, bad: Sequence[str]) -> None:
-        """Bad samples that were left out, as the user asked for."""
+        """Bad samples that were left out, as the user asked for; each is named once."""
         for text in bad:
-            self.skipped += 1
             self.epoch["skipped"] += 1
-            if self.skipped <= SAID:
-                rest = "; further ones are only counted" if self.skipped == SAID else ""
+            if text not in self._named and len(self._named) < SAID:
+                self._named.add(text)
+                rest = "; further ones are only counted" if len(self._named) == SAID else ""
                 say(f"left out: {text}{rest}")
 
-    def end(self, recorder: Recorder, clock: Clock, number: int, batches: int) -> None:
+    def end(self, recorder: Recorder | None, clock: Clock, number: int, batches: int) -> None:
         """The end of an epoch."""
         counts = {
             name: float(self.epoch[name])
             for name in ("samples", "read_bytes", "held", "peer", "skipped")
         }
         spent = {f"{stage}_s": seconds for stage, seconds in clock.worked_s.items()}
-        recorder.note(EPOCH, epoch=float(number), batches=float(batches), **counts, **spent)
+        if recorder is not None:
+            recorder.note(EPOCH, epoch=float(number), batches=float(batches), **counts, **spent)
+        if self.epoch["skipped"] != self._skipped:
+            self._skipped = self.epoch["skipped"]
+            say(f"epoch {number}: {count_text(self._skipped, 'bad sample')} left out")
         self.epoch.clear()
 
     def record(self, recorder: Recorder, change: Change, held: Held | None) -> None:
@@ -76,10 +83,8 @@ class Tally:
         if held is not None and held.places:
             parts.append(f"{bytes_text(held.held_bytes)} held {held.form}")
         first = tuner.first or change.before
-        return (
-            f"{', '.join(parts)}: steps of {_told(change.before)}; at first {_told(first)} "
-            f"({change.why})"
-        )
+        since = "" if first == change.before else f"; at first {_told(first)}"
+        return f"{', '.join(parts)}: steps of {_told(change.before)}{since} ({change.why})"
 
 
 def _told(mean: Mean) -> str:

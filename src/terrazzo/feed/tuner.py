@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median
 
+from terrazzo.records.units import count_text, seconds_text
+
 MOST_WORKERS = 8
 """More are not tried unless a user says so."""
 ENOUGH = 0.02
@@ -136,7 +138,7 @@ class Tuner:
         _, last = self._failed.get(self.settings, (0, PATIENCE // 2))
         self._failed[self.settings] = (2 * last, 2 * last)
         self._best = None
-        back = f"{describe(self.settings)} did not pay ({_pair(before, mean)})"
+        back = f"{describe(self.settings)} did not pay: {_pair(before, mean)}"
         return self._change(settings, before, back)
 
     def _look(self, mean: Mean) -> Change | None:
@@ -174,9 +176,9 @@ class Tuner:
 def describe(settings: Settings) -> str:
     if not settings.workers:
         return "no workers"
-    plural = "s" if settings.workers > 1 else ""
-    return f"{settings.workers} worker{plural}, {settings.ahead} batches ahead"
+    noun = "batch" if settings.ahead == 1 else "batches"
+    return f"{count_text(settings.workers, 'worker')}, {settings.ahead} {noun} ahead"
 
 
 def _pair(before: Mean, mean: Mean) -> str:
-    return f"steps of {before.step_s * 1e3:.1f} ms before, {mean.step_s * 1e3:.1f} ms with it"
+    return f"{seconds_text(before.step_s)} before, {seconds_text(mean.step_s)} with it"

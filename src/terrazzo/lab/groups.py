@@ -79,8 +79,15 @@ class Group(Protocol):
 
     def limit_memory(self, limit_bytes: int) -> None: ...
 
-    def limit_storage(self, disk: str, *, read_bytes_per_s: int, write_bytes_per_s: int) -> None:
-        """``disk`` is major:minor, as the kernel numbers it."""
+    def limit_storage(
+        self,
+        disk: str,
+        *,
+        read_bytes_per_s: int = 0,
+        write_bytes_per_s: int = 0,
+        reads_per_s: int = 0,
+    ) -> None:
+        """``disk`` is major:minor, as the kernel numbers it; what is 0 is not limited."""
 
     def freeze(self, frozen: bool) -> None: ...
 

@@ -55,10 +55,23 @@ class Group1:
         else:
             kernelfile.set_to(memory / "memory.swappiness", "0")
 
-    def limit_storage(self, disk: str, *, read_bytes_per_s: int, write_bytes_per_s: int) -> None:
-        blkio = self.folders["blkio"]
-        for way, limit in (("read", read_bytes_per_s), ("write", write_bytes_per_s)):
-            kernelfile.set_to(blkio / f"blkio.throttle.{way}_bps_device", f"{disk} {limit}")
+    def limit_storage(
+        self,
+        disk: str,
+        *,
+        read_bytes_per_s: int = 0,
+        write_bytes_per_s: int = 0,
+        reads_per_s: int = 0,
+    ) -> None:
+        limits = {
+            "read_bps": read_bytes_per_s,
+            "write_bps": write_bytes_per_s,
+            "read_iops": reads_per_s,
+        }
+        for name, limit in limits.items():
+            if limit:
+                path = self.folders["blkio"] / f"blkio.throttle.{name}_device"
+                kernelfile.set_to(path, f"{disk} {limit}")
 
     def freeze(self, frozen: bool) -> None:
         # Asked for FROZEN it answers FREEZING until every thread has stopped.

@@ -56,12 +56,20 @@ class Group2:
         if (self.folder / "memory.swap.max").exists():  # not there on a machine without swap
             kernelfile.set_to(self.folder / "memory.swap.max", "0")
 
-    def limit_storage(self, disk: str, *, read_bytes_per_s: int, write_bytes_per_s: int) -> None:
-        limits = f"rbps={read_bytes_per_s} wbps={write_bytes_per_s}"
+    def limit_storage(
+        self,
+        disk: str,
+        *,
+        read_bytes_per_s: int = 0,
+        write_bytes_per_s: int = 0,
+        reads_per_s: int = 0,
+    ) -> None:
+        limits = {"rbps": read_bytes_per_s, "wbps": write_bytes_per_s, "riops": reads_per_s}
+        kept = [f"{name}={limit or 'max'}" for name, limit in limits.items()]
+        text = " ".join([disk, *kept, "wiops=max"])
+        # Of a disk without any limit the kernel keeps no line.
         kernelfile.set_to(
-            self.folder / "io.max",
-            f"{disk} {limits}",
-            seen_as=f"{disk} {limits} riops=max wiops=max",
+            self.folder / "io.max", text, seen_as=text if any(limits.values()) else ""
         )
 
     def freeze(self, frozen: bool) -> None:

@@ -35,9 +35,9 @@ KNOBS = "TERRAZZO_KNOBS"
 ENTER = Path(__file__).with_name("enter.py")
 FAST_BITS_PER_S = 10e9
 PORT = 29500
+"""Nobody else lives in the first device's namespace: any port is free."""
 IN_ORDER = b"."
 """What the janitor reads when a lab was closed, and not just left."""
-"""Nobody else lives in the first device's namespace: any port is free."""
 
 
 class LabHosts(RunningLab):

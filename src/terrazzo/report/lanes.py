@@ -1,5 +1,6 @@
 """Lanes: a timeline of the stages of a feed over some steps, the loop on top, workers below.
 
+    step      1            2
     loop      ░░░██████████░░░██████████
     worker 0  ▒▒▒▒▒▒▒▒━━━━━━▒▒▒▒▒▒▒▒━━━━
 
@@ -36,6 +37,7 @@ WORDS = {
     FETCH: "fetch", PREPARE: "pre-process", COLLATE: "collate",
 }  # fmt: skip
 ROW_PX, GAP_PX, AXIS_PX = 22, 6, 18
+STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,37 @@ class Piece:
 class Lane:
     name: str
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Some steps, and what everybody did in them."""
+
+    lanes: tuple[Lane, ...]
+    steps: tuple[tuple[int, float], ...]
+    """Their numbers, and when they begin."""
+    end_s: float
+
+    @property
+    def begin_s(self) -> float:
+        return self.steps[0][1]
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def kinds(self) -> list[str]:
+        """What occurs, in the order of the legend."""
+        seen = {piece.kind for lane in self.lanes for piece in lane.pieces}
+        return [kind for kind in WORDS if kind in seen]
+
+
+def timeline(
+    spans: Sequence[StageSpan], *, steps: Sequence[tuple[int, float]], end_s: float
+) -> Timeline:
+    """Of ``steps``, by number and beginning; ``spans`` may lie outside of them."""
+    return Timeline(tuple(lanes(spans, steps[0][1], end_s)), tuple(steps), end_s)
 
 
 def lanes(spans: Sequence[StageSpan], begin_s: float, end_s: float) -> list[Lane]:
@@ -92,22 +125,26 @@ def _within(pieces: Sequence[Piece], begin_s: float, end_s: float) -> list[Piece
     return [piece for piece in cut if piece.end_s > piece.begin_s]
 
 
-def kinds(drawn: Sequence[Lane]) -> list[str]:
-    """What occurs, in the order of the legend."""
-    seen = {piece.kind for lane in drawn for piece in lane.pieces}
-    return [kind for kind in WORDS if kind in seen]
-
-
-def rows(drawn: Sequence[Lane], begin_s: float, end_s: float, *, width: int) -> list[str]:
+def rows(drawn: Timeline, *, width: int) -> list[str]:
     """For a terminal: every column is what most of its time was."""
-    wide = max(len(lane.name) for lane in drawn)
+    wide = max(len(lane.name) for lane in drawn.lanes)
     columns = max(width - wide - 2, 10)
-    each_s = (end_s - begin_s) / columns
-    found = []
-    for lane in drawn:
-        marks = "".join(_mark(lane, begin_s + n * each_s, each_s) for n in range(columns))
+    each_s = drawn.length_s / columns
+    found = [f"{STEP:<{wide}}  {_numbers(drawn, columns)}"]
+    for lane in drawn.lanes:
+        marks = "".join(_mark(lane, drawn.begin_s + n * each_s, each_s) for n in range(columns))
         found.append(f"{lane.name:<{wide}}  {marks}")
     return found
+
+
+def _numbers(drawn: Timeline, columns: int) -> str:
+    """Each step's where it begins, if there is room for it."""
+    text = ""
+    for number, begin_s in drawn.steps:
+        place = int(columns * (begin_s - drawn.begin_s) / drawn.length_s)
+        if (not text or place > len(text)) and place + len(str(number)) <= columns:
+            text = f"{text:<{place}}{number}"
+    return f"{text:<{columns}}"
 
 
 def _mark(lane: Lane, begin_s: float, length_s: float) -> str:
@@ -119,10 +156,10 @@ def _mark(lane: Lane, begin_s: float, length_s: float) -> str:
     return best
 
 
-def picture(drawn: Sequence[Lane], begin_s: float, end_s: float) -> Markup:
+def picture(drawn: Timeline) -> Markup:
     """For a page, with a legend; shapes are placed by percentages, so it stretches."""
-    length_s = end_s - begin_s
-    height = AXIS_PX + len(drawn) * (ROW_PX + GAP_PX)
+    begin_s, length_s = drawn.begin_s, drawn.length_s
+    height = AXIS_PX + len(drawn.lanes) * (ROW_PX + GAP_PX)
     rects = [
         tag(
             "rect",
@@ -134,20 +171,21 @@ def picture(drawn: Sequence[Lane], begin_s: float, end_s: float) -> Markup:
             width=percent((piece.end_s - piece.begin_s) / length_s),
             height=ROW_PX,
         )
-        for number, lane in enumerate(drawn)
+        for number, lane in enumerate(drawn.lanes)
         for piece in lane.pieces
     ]  # fmt: skip
     names = [
         tag("div", lane.name, style=f"top:{_top(number)}px;height:{ROW_PX}px")
-        for number, lane in enumerate(drawn)
+        for number, lane in enumerate(drawn.lanes)
     ]
-    axis = [tag("text", seconds_text(length_s * n / 4), x=percent(n / 4), y=11) for n in range(4)]
+    places = [(number, percent((at_s - begin_s) / length_s)) for number, at_s in drawn.steps]
+    axis = [tag("text", f"{STEP} {number}", x=x, y=11) for number, x in places]
+    borders = [tag("line", class_="border", x1=x, x2=x, y1=0, y2=height) for _, x in places[1:]]
     keys = [
-        tag("span", tag("span", class_=f"key {CLASSES[kind]}"), WORDS[kind])
-        for kind in kinds(drawn)
+        tag("span", tag("span", class_=f"key {CLASSES[kind]}"), WORDS[kind]) for kind in drawn.kinds
     ]
     svg = tag(
-        "svg", *rects, tag("g", *axis, class_="ticks"), height=height, role="img",
+        "svg", *rects, *borders, tag("g", *axis, class_="ticks"), height=height, role="img",
         aria_label="stages of the input over some steps",
     )  # fmt: skip
     return tag(
