@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+
+import torch
 
 from terrazzo.errors import TerrazzoError
 from terrazzo.measure.device import Terms, measure_device, warm_up
@@ -36,6 +39,25 @@ def measure_together(
     links: Links, graph: Graph, *, place: str, budget_s: float, say: Say
 ) -> Profile | str:
     """A profile of all devices, or why there is none; the same on all."""
+    with _torch_as_it_comes():
+        return _measured(links, graph, place=place, budget_s=budget_s, say=say)
+
+
+@contextmanager
+def _torch_as_it_comes() -> Iterator[None]:
+    """A script may have made float64 or a GPU torch's default, in which bytes count otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _measured(
+    links: Links, graph: Graph, *, place: str, budget_s: float, say: Say
+) -> Profile | str:
     name = f"device{links.members[links.device]}"
     warm_up()
     terms = Terms(name, ceiling_bytes(), budget_s, kin(links))
