@@ -321,23 +321,34 @@ class Run:
             return  # these steps are made again, and then it comes
         self._write(together(self.net.links, self.state_dict))
 
-    def _write(self, state: dict[str, Any]) -> None:
+    def _write(self, state: dict[str, Any], *, alone: bool = False) -> None:
         assert self.scribe is not None
         self.scribe.begin(self._first)
-        if self.net.links.device < self.copies:
+        if alone or self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
 
-    def save_last(self) -> str:
-        """There is no going on with those who are left; gives what was saved, in words."""
+    def save_last(self, *, alone: bool = False) -> str:
+        """There is no going on with those who are left; gives what was saved, in words.
+
+        ``alone``: without a word to the others, which only whole weights can be saved by.
+        """
         if self.scribe is None:
             return "Nothing was saved: tz.Run(..., every=100) would have"
-        state = self._last_state()
-        if state is not None:
-            self._write(state)
+        state = self._last_state() if not alone or self._is_whole else None
+        if state is not None and self.steps:
+            self._write(state, alone=alone)
         self.scribe.finish()
         steps, folder = self.scribe.shelf.steps, self.scribe.shelf.folder
-        last = f"The last checkpoint is of step {steps[-1]}" if steps else "There is no checkpoint"
-        return f"{last} in {folder}: terrazzo run --resume goes on with more or larger devices"
+        if not steps:
+            return f"There is no checkpoint in {folder}"
+        where = "" if alone else " with more or larger devices"
+        last = f"The last checkpoint here is of step {steps[-1]} in {folder}"
+        return f"{last}: terrazzo run --resume goes on{where} from the latest that any device has"
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether this device has all of every weight."""
+        return not self.net.homes and self.net._weights.homes is not None
 
     def _last_state(self) -> dict[str, Any] | None:
         """As it was before the batch in use; None, where that cannot be told any more."""
