@@ -24,6 +24,7 @@ from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Checkpoint, Shelf, latest_among
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.kept import forget_calls
+from terrazzo.runtime.leftover import Leftover
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import copied
@@ -84,6 +85,7 @@ class Run:
         for name, part in named.items():
             self._register(name, part)
         self._optimizers = [part for part in self.parts.values() if isinstance(part, Optimizer)]
+        self._leftover = Leftover(net, self._optimizers)
         self.epoch = 0
         """The epoch that is under way, or comes next."""
         self.spares: Spares | None = None
@@ -234,6 +236,7 @@ class Run:
             "parts": {name: self._state_of(part) for name, part in self.parts.items()},
             **self._place(self._feed),
             "beside": {n: p.detach() for n, p in beside(net._model, self._optimizers).items()},
+            "grads": self._leftover.whole(),
         }
 
     def _place(self, feed: Alone | Feed | None) -> dict[str, Any]:
@@ -300,6 +303,7 @@ class Run:
         with torch.no_grad():
             for name, parameter in others.items():
                 parameter.copy_(kept[name])
+        self._leftover.load(state.get("grads", {}))
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
         self._feeds = state.get("feeds", 1) - (self._begun is not None)
         self._first = self.steps
@@ -360,10 +364,11 @@ class Run:
                 return None
             self._load_rest(kept.rest)
             where = kept.rest["data"]
+        elif self._feed is None or self._feed.position <= (border is not None):
+            return None  # what a loop does before and behind its batches would be done twice
         elif border is not None:
             if net.commits != border[1] or not forget_calls(net, since=border[0]):
                 return None
-            assert self._feed is not None
             where = self._feed.where()
             where["position"] -= 1
         state = self.state_dict()

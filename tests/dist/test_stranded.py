@@ -11,13 +11,14 @@ import pytest
 import torch
 from expendable import die, fates, strike
 from plain import assert_close, cnn, state
-from test_spares import SHAPE, loader, parts, step
+from test_spares import SHAPE, loader, parts, step, validate
 
 import terrazzo as tz
 
 pytestmark = pytest.mark.timeout(240)
 
 X = torch.zeros(SHAPE, dtype=torch.float64)
+BEHIND = -1
 PLACES = {"forward": "depart", "backward": "sum_later"}
 
 
@@ -40,6 +41,10 @@ def trained(folder: str, layout: str, place: str = "", at: int = 0) -> Any:
             if place and run.steps == at and links.device == 0:
                 strike(links, PLACES[place], die_together, at=1)
             step(net, x, y, used)
+        if at == BEHIND and links.device == 0:
+            strike(links, PLACES[place], die_together, at=1)
+        if at == BEHIND:
+            validate(net)
     return begun, {name: tensor.numpy() for name, tensor in state(net).items()}
 
 
@@ -67,6 +72,13 @@ def test_each_saves_the_last_step_for_itself(place: str, tmp_path: Path) -> None
         begun, found = fate.what
         assert begun == 3
         assert_close({n: torch.as_tensor(t) for n, t in found.items()}, state(model))
+
+
+def test_nothing_is_saved_behind_the_last_batch(tmp_path: Path) -> None:
+    """A validation, say: going on from there would make all that follows the loop once more."""
+    for message in stopped(tmp_path, "tiles", "forward", BEHIND):
+        assert "There is no checkpoint in" in message
+    assert not list(tmp_path.glob("*/step-*"))
 
 
 def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
