@@ -249,6 +249,7 @@ class Run:
             "steps": self.steps,
             "epoch": self.epoch,
             "feeds": self._feeds,
+            "unused": self._leftover.unused,
             "data": None if feed is None else feed.where(),
             "drawn": drawn_from(None),
         }
@@ -282,6 +283,7 @@ class Run:
                 buffer.copy_(rest["buffers"][name])
         net.calls, net.commits, net.seed = rest["calls"], rest["commits"], rest["seed"]
         self.steps, self.epoch, self._feeds = rest["steps"], rest["epoch"], rest["feeds"]
+        self._leftover.unused = rest["unused"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there; call it before ``epochs``."""
@@ -304,6 +306,7 @@ class Run:
             for name, parameter in others.items():
                 parameter.copy_(kept[name])
         self._leftover.load(state.get("grads", {}))
+        self._leftover.unused = state.get("unused", self._leftover.unused)
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
         self._feeds = state.get("feeds", 1) - (self._begun is not None)
         self._first = self.steps

@@ -27,6 +27,7 @@ class Leftover:
     def __init__(self, net: Net, optimizers: Sequence[Optimizer]) -> None:
         self._net, self._optimizers = net, optimizers
         self._used = {id(optimizer): net.commits for optimizer in optimizers}
+        """How many backward passes there were when each stepped last."""
         for optimizer in optimizers:
             optimizer.register_step_post_hook(self._note)
 
@@ -34,12 +35,18 @@ class Leftover:
         self._used[id(optimizer)] = self._net.commits
 
     @property
-    def is_there(self) -> bool:
-        return any(used != self._net.commits for used in self._used.values())
+    def unused(self) -> list[int]:
+        """Backward passes since each optimiser's last step: the same on all devices."""
+        return [self._net.commits - used for used in self._used.values()]
+
+    @unused.setter
+    def unused(self, told: Sequence[int]) -> None:
+        for key, passes in zip(self._used, told, strict=True):
+            self._used[key] = self._net.commits - passes
 
     def whole(self) -> dict[str, Tensor]:
         """By names of weights; where some are cut all devices must ask."""
-        if not self.is_there:
+        if not any(self.unused):
             return {}
         net = self._net
         found, homes = gradients(net._model, self._optimizers), net.homes
@@ -66,4 +73,3 @@ class Leftover:
                     home = net.homes.get(name)
                     grad = whole[name].to(parameter.device)
                     parameter.grad = grad if home is None else home.part(grad)
-        self._used = dict.fromkeys(self._used, net.commits - bool(whole))
