@@ -170,11 +170,6 @@ class Costs:
         rows["recovery, a step"] = self._row(with_it, self.step_s)
         on_clock = self.more("with", "without", "clock_s")
         rows["recovery, a step, on the clock"] = self._row(on_clock, self.clock_s)
-        self._counter = Counter()
-        self._counter.around_operations()
-        self._counter.around(Kept, "__init__")
-        self._counter.around(draws, "states")
-        self._counter.around(draws, "moved")
         counted = [one["with"].counted_s / self.steps for one in self.rounds]
         rows["recovery's own code, a step"] = self._row(counted, self.step_s)
         ears = [one["with"].ears_s / self.steps for one in self.rounds]

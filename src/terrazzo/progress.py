@@ -24,6 +24,7 @@ from terrazzo.runtime.change import say
 from terrazzo.runtime.checkpoint import Checkpoint, Shelf, latest_among
 from terrazzo.runtime.joining import join_later
 from terrazzo.runtime.kept import forget_calls
+from terrazzo.runtime.leftover import Leftover
 from terrazzo.runtime.net import Net
 from terrazzo.runtime.optimizer_state import load_whole, whole_state
 from terrazzo.runtime.parcel import copied
@@ -84,6 +85,7 @@ class Run:
         for name, part in named.items():
             self._register(name, part)
         self._optimizers = [part for part in self.parts.values() if isinstance(part, Optimizer)]
+        self._leftover = Leftover(net, self._optimizers)
         self.epoch = 0
         """The epoch that is under way, or comes next."""
         self.spares: Spares | None = None
@@ -234,6 +236,7 @@ class Run:
             "parts": {name: self._state_of(part) for name, part in self.parts.items()},
             **self._place(self._feed),
             "beside": {n: p.detach() for n, p in beside(net._model, self._optimizers).items()},
+            "grads": self._leftover.whole(),
         }
 
     def _place(self, feed: Alone | Feed | None) -> dict[str, Any]:
@@ -246,6 +249,7 @@ class Run:
             "steps": self.steps,
             "epoch": self.epoch,
             "feeds": self._feeds,
+            "unused": self._leftover.unused,
             "data": None if feed is None else feed.where(),
             "drawn": drawn_from(None),
         }
@@ -279,6 +283,7 @@ class Run:
                 buffer.copy_(rest["buffers"][name])
         net.calls, net.commits, net.seed = rest["calls"], rest["commits"], rest["seed"]
         self.steps, self.epoch, self._feeds = rest["steps"], rest["epoch"], rest["feeds"]
+        self._leftover.unused = rest["unused"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there; call it before ``epochs``."""
@@ -300,6 +305,8 @@ class Run:
         with torch.no_grad():
             for name, parameter in others.items():
                 parameter.copy_(kept[name])
+        self._leftover.load(state.get("grads", {}))
+        self._leftover.unused = state.get("unused", self._leftover.unused)
         self.steps, self.epoch, self._begun = state["steps"], state["epoch"], state["data"]
         self._feeds = state.get("feeds", 1) - (self._begun is not None)
         self._first = self.steps
@@ -321,23 +328,34 @@ class Run:
             return  # these steps are made again, and then it comes
         self._write(together(self.net.links, self.state_dict))
 
-    def _write(self, state: dict[str, Any]) -> None:
+    def _write(self, state: dict[str, Any], *, alone: bool = False) -> None:
         assert self.scribe is not None
         self.scribe.begin(self._first)
-        if self.net.links.device < self.copies:
+        if alone or self.net.links.device < self.copies:
             self.scribe.write(self.steps, state.pop("net"), state)
 
-    def save_last(self) -> str:
-        """There is no going on with those who are left; gives what was saved, in words."""
+    def save_last(self, *, alone: bool = False) -> str:
+        """There is no going on with those who are left; gives what was saved, in words.
+
+        ``alone``: without a word to the others, which only whole weights can be saved by.
+        """
         if self.scribe is None:
             return "Nothing was saved: tz.Run(..., every=100) would have"
-        state = self._last_state()
-        if state is not None:
-            self._write(state)
+        state = self._last_state() if not alone or self._is_whole else None
+        if state is not None and self.steps:
+            self._write(state, alone=alone)
         self.scribe.finish()
         steps, folder = self.scribe.shelf.steps, self.scribe.shelf.folder
-        last = f"The last checkpoint is of step {steps[-1]}" if steps else "There is no checkpoint"
-        return f"{last} in {folder}: terrazzo run --resume goes on with more or larger devices"
+        if not steps:
+            return f"There is no checkpoint in {folder}"
+        where = "" if alone else " with more or larger devices"
+        last = f"The last checkpoint here is of step {steps[-1]} in {folder}"
+        return f"{last}: terrazzo run --resume goes on{where} from the latest that any device has"
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether this device has all of every weight."""
+        return not self.net.homes and self.net._weights.homes is not None
 
     def _last_state(self) -> dict[str, Any] | None:
         """As it was before the batch in use; None, where that cannot be told any more."""
@@ -349,10 +367,11 @@ class Run:
                 return None
             self._load_rest(kept.rest)
             where = kept.rest["data"]
+        elif self._feed is None or self._feed.position <= (border is not None):
+            return None  # what a loop does before and behind its batches would be done twice
         elif border is not None:
             if net.commits != border[1] or not forget_calls(net, since=border[0]):
                 return None
-            assert self._feed is not None
             where = self._feed.where()
             where["position"] -= 1
         state = self.state_dict()

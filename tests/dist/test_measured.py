@@ -50,6 +50,15 @@ def planned(folder: str, apart: bool, failing: int, setting: str) -> dict[str, A
     return {"said": said, "off": off, "profile": isinstance(net._plans.profile, Profile)}
 
 
+def in_double(folder: str) -> dict[str, Any]:
+    """As scripts that count in float64 begin."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return planned(folder, True, -1, "") | {"dtype": str(torch.get_default_dtype())}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def beside_another(folder: str, which: int) -> dict[str, Any]:
     """As a device whose weights lie where nothing can be timed asks for its plan."""
 
@@ -76,6 +85,12 @@ def test_a_profile_is_made_once_and_kept(tmp_path: Path) -> None:
     assert kept.network is not None and len(kept.network.links) == 2
     assert all(device.timings for device in kept.devices)
     assert first["profile"], "and plans by it"
+
+
+def test_what_torch_makes_by_default_is_not_measured_with(tmp_path: Path) -> None:
+    first, second = run_on(2, in_double, str(tmp_path))
+    assert "measured, and kept as" in first["said"][0]
+    assert first["dtype"] == second["dtype"] == "torch.float64", "a script's default is its own"
 
 
 def test_who_cannot_measure_does_not_stop_a_training(tmp_path: Path) -> None:

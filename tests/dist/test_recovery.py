@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,9 +176,9 @@ def test_a_silent_device_is_left_behind_and_named() -> None:
         assert "was silent for" in fate.what["reasons"][1]
 
 
-def falling_silent(device: int, sleeps_s: float = 0.0) -> Found:
-    """Stands still for ever, or for longer than others wait: then it goes on as if nothing had
-    happened. How silent others may be counts when all are at work."""
+def falling_silent(device: int, until: str = "") -> Found:
+    """Stands still for ever, or until the others have gone on, who make that file: then it goes on
+    as if nothing had happened. How silent others may be counts when all are at work."""
     tz.init(recover=True)
     net = tz.parallelize(cnn(), (X,))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -185,19 +186,23 @@ def falling_silent(device: int, sleeps_s: float = 0.0) -> Found:
 
     def stop() -> None:
         me = os.getpid()
-        if sleeps_s and os.fork() == 0:  # somebody must wake it up
-            time.sleep(sleeps_s)
+        if until and os.fork() == 0:  # somebody must wake it up
+            while not Path(until).exists():
+                time.sleep(0.05)
             os.kill(me, signal.SIGCONT)
             os._exit(0)
         die(signal.SIGSTOP)
 
     if net.links.device == device:
         strike(net.links, "depart", stop, at=7)
-    return told(net, train(net, optimizer, DATA))
+    losses = train(net, optimizer, DATA)
+    if until:
+        Path(until).touch()
+    return told(net, losses)
 
 
-def test_a_device_that_comes_back_too_late_does_not_go_on() -> None:
-    found = fates(3, falling_silent, 2, 3 * SILENT_S)
+def test_a_device_that_comes_back_too_late_does_not_go_on(tmp_path: Path) -> None:
+    found = fates(3, falling_silent, 2, str(tmp_path / "gone on"))
     agreed(found[:2], (0, 1))
     assert (found[2].kind, found[2].what) == ("raised", "PeerLost")
 

@@ -59,7 +59,7 @@ def test_what_there_is_is_saved(place: str, tmp_path: Path) -> None:
         assert fate.kind == "gone" or fate.what == "PeerLost", fate
         if fate.kind != "gone":
             assert "2 devices are left, too few: a training step needs at least" in fate.message
-            assert "The last checkpoint is of step 3 in" in fate.message
+            assert "The last checkpoint here is of step 3 in" in fate.message
     model = cnn()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for x, y in loader():

@@ -51,6 +51,16 @@ def test_check_says_what_to_fix(devices: SshDevices, capfd: pytest.CaptureFixtur
     assert "roomy-0 does not get to roomy-1 at 10.77.0.2" in said
 
 
+def test_an_interface_that_is_not_there_is_one_thing_to_fix(
+    devices: SshDevices, capfd: pytest.CaptureFixture[str]
+) -> None:
+    devices.cluster(roomy_1=['interface = "wlan7"'])
+    status, said = check(devices, capfd)
+    assert status == 1
+    assert "fix: roomy-1 has no interface wlan7" in said
+    assert "not ready: 1 thing to fix" in said, said
+
+
 def test_check_of_a_device_that_is_off(
     devices: SshDevices, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from terrazzo.cluster import Failure, LaunchResult, LocalHosts, launch
 from terrazzo.cluster.hosts import reserved_port
+from terrazzo.cluster.printer import Printer
 from terrazzo.errors import LaunchError, UsageError
 
 pytestmark = pytest.mark.timeout(90)
@@ -64,6 +65,40 @@ def pids_in(folder: Path, count: int) -> list[int]:
 WRITE_PID = (
     "import os, pathlib, time; pathlib.Path(os.environ['DESK'], f'{os.getpid()}.pid').touch()"
 )
+
+
+HERE = """
+import os, pathlib, signal, sys, time
+desk, me = pathlib.Path(os.environ["DESK"]), os.environ["RANK"]
+
+def here():  # for the others
+    (desk / f"{me}-{os.getpid()}").touch()
+
+def wait_for(*devices):
+    while len([path for d in devices for path in desk.glob(f"{d}-*")]) < len(devices):
+        time.sleep(0.01)
+
+def runs(process):
+    return pathlib.Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+def wait_for_end(*devices):
+    wait_for(*devices)
+    processes = [path.name.split("-")[1] for d in devices for path in desk.glob(f"{d}-*")]
+    while any(map(runs, processes)):
+        time.sleep(0.01)
+"""
+
+
+class Telling(Printer):
+    """Lets devices know when the starter has said something."""
+
+    def __init__(self, names: Sequence[str], desk: Path) -> None:
+        super().__init__(names)
+        self._desk = desk
+
+    def notice(self, text: str) -> None:
+        super().notice(text)
+        (self._desk / "told-").touch()
 
 
 class TestEnvironment:
@@ -169,32 +204,33 @@ class TestFailure:
         assert result.exit_status == 128 + 11
         assert "device0 failed with signal 11 (SIGSEGV)" in str(result.failure)
 
-    def test_others_may_finish_within_the_grace(self) -> None:
-        code = (
-            "import os, sys, time\n"
-            "if os.environ['RANK'] == '0': sys.exit(4)\n"
-            "time.sleep(0.5); sys.exit('lost my peer')"
-        )
-        result, lines = gather(code, 2)
+    def test_others_may_finish_within_the_grace(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        code = f"{HERE}if me == '0': sys.exit(4)\nwait_for('told'); sys.exit('lost my peer')"
+        sink = Telling(["device0", "device1"], tmp_path)
+        result = launch(python(code), 2, env={"DESK": str(tmp_path)}, grace_s=20.0, sink=sink)
         assert result.failure is not None
         assert result.failure.device == 0
         assert result.statuses == (4, 1)
-        assert lines[1] == ["lost my peer"]
+        assert "device1 | lost my peer" in capfd.readouterr().err
 
     def test_who_says_that_another_failed_is_not_the_cause(
-        self, capfd: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """A device that has failed stays a moment, and others may be gone before it."""
         code = (
-            "import os, sys, time\n"
-            "if os.environ['RANK'] == '1': time.sleep(1.0); sys.exit('bad pixel')\n"
+            f"{HERE}here()\n"
+            "if me == '1': wait_for_end(0, 2); sys.exit('bad pixel')\n"
             "sys.exit('terrazzo: PeerLost: device 1 failed: bad pixel')"
         )
-        result = launch(python(code), 3)
+        result = launch(python(code), 3, env={"DESK": str(tmp_path)}, grace_s=20.0)
         assert result.failure is not None
         assert (result.failure.device, result.failure.last_lines) == (1, ("bad pixel",))
         told = [line for line in capfd.readouterr().err.splitlines() if "failed with" in line]
-        assert told == ["terrazzo | device1 failed with exit status 1"]
+        assert [line.split(";")[0] for line in told] == [
+            "terrazzo | device1 failed with exit status 1"
+        ]
 
     def test_without_another_cause_one_who_followed_is_named(
         self, capfd: pytest.CaptureFixture[str]
@@ -218,15 +254,16 @@ class TestFailure:
         assert result.statuses == (4, -signal.SIGTERM, -signal.SIGTERM)
         assert result.exit_status == 4
 
-    def test_who_ignores_that_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_who_ignores_that_is_killed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sys.modules["terrazzo.cluster.launch"], "STOP_S", 0.3)
         code = (
-            "import os, signal, sys, time\n"
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "if os.environ['RANK'] == '1': time.sleep(0.3); sys.exit(5)\n"
+            f"{HERE}signal.signal(signal.SIGTERM, signal.SIG_IGN); here()\n"
+            "if me == '1': wait_for(0); sys.exit(5)\n"
             "time.sleep(60)"
         )
-        result, _ = gather(code, 2, grace_s=0.1)
+        result, _ = gather(code, 2, grace_s=0.1, env={"DESK": str(tmp_path)})
         assert result.statuses == (-signal.SIGKILL, 5)
 
     def test_the_notice_comes_at_once(self, capfd: pytest.CaptureFixture[str]) -> None:
@@ -318,12 +355,15 @@ class TestNobodyIsLeftBehind:
             "except KeyboardInterrupt: sys.exit(77)"
         )
         launcher = subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "DESK": str(tmp_path)}
-        )
+            [sys.executable, "-c", code], env={**os.environ, "DESK": str(tmp_path)},
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         pids = pids_in(tmp_path, 2)
         launcher.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        assert launcher.stderr is not None  # two that come at once would be one
+        assert "Ctrl-C: stopping device0, device1" in launcher.stderr.readline()
         assert all(map(is_alive, pids))
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(25) == 77
+        launcher.communicate(timeout=25)
+        assert launcher.returncode == 77
         assert wait_until(lambda: not any(map(is_alive, pids)))

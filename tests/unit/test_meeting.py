@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from terrazzo.errors import PeerLost
-from terrazzo.members.control import INTERRUPTED, Control
+from terrazzo.members.control import INTERRUPTED, Control, Interrupted
 from terrazzo.members.hello import Challenge
 from terrazzo.members.line import HEAD
 from terrazzo.members.meeting import Family, call, come_later, heard, meet, tell, unwrapped
@@ -270,6 +270,29 @@ def test_who_follows_names_the_device_that_failed_first() -> None:
     members[2].leave(INTERRUPTED)
     for member in members:
         member.leave("the test is over")
+
+
+def test_who_has_too_few_left_does_not_end_the_others() -> None:
+    """Device 3 can talk to device 2 alone, and stops; device 2 can talk to all."""
+    members, _ = met(4)
+    with members[3]._changed:
+        for device in (0, 1):
+            members[3]._give_up(device, "lost its connection")
+    members[3].leave("PeerLost: 2 of 4 devices are gone")
+    with pytest.raises(Interrupted):  # it is lost, and has not failed
+        members[2].check(0)
+    found: dict[int, tuple[int, ...]] = {}
+
+    def go_on(one: Control) -> None:
+        found[one.me] = one.next_view(0)[0].members
+
+    threads = [threading.Thread(target=go_on, args=(one,)) for one in members[:3]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == dict.fromkeys(range(3), (0, 1, 2))
+    leave(*members[:3])
 
 
 def test_who_was_interrupted_has_not_failed() -> None:

@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from terrazzo.cluster.cause import Cause
 from terrazzo.cluster.hosts import Hosts, LocalHosts
 from terrazzo.cluster.printer import Printer
 from terrazzo.cluster.process import DeviceProcess, Failure, LineStream, Process
 from terrazzo.cluster.signals import Signals
+from terrazzo.cluster.silence import LONGEST_S, Silence
+from terrazzo.cluster.sink import Callback, Sink
 from terrazzo.errors import LaunchError, TerrazzoError
 
 RECOVER, MEMBERS, JOIN = "TERRAZZO_RECOVER", "TERRAZZO_MEMBERS", "TERRAZZO_JOIN"
@@ -36,9 +37,9 @@ NAME = "TERRAZZO_NAME"
 it comes later, and what people call it; the same names as in the api."""
 MEETING = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that bring devices together at the start."""
-LEFT_BEHIND, CUT_OFF = 75, 255
-"""Exit statuses of a device that others go on without (the same as in the runtime), and of ssh
-when it has lost the device."""
+LEFT_BEHIND, STRANDED, CUT_OFF = 75, 76, 255
+"""Exit statuses of a device that others go on without, of one that has too few others left (the
+same as in the runtime), and of ssh when it has lost the device."""
 WATCHED = "when some are lost more than half go on"
 """What the first device says once its peers watch over each other."""
 TICK_S = 0.02
@@ -109,7 +110,7 @@ def launch(
     extras: Sequence[Mapping[str, str]] = per_device_env or [{}] * devices
     _check(command, devices=devices, extras=extras)
     if output is not None:
-        sink = _Callback(output)
+        sink = Callback(output)
     elif sink is None:
         sink = Printer(hosts.names)
     base = {**os.environ, **(env or {}), RECOVER: "1" if survive else "0"}
@@ -160,39 +161,6 @@ def _check(command: Sequence[str], *, devices: int, extras: Sequence[Mapping[str
         )
 
 
-class Sink(Protocol):
-    """Where lines of devices go, and what the launcher itself has to say."""
-
-    def line(self, device: int, text: str, *, is_error: bool = False) -> None: ...
-
-    def notice(self, text: str) -> None: ...
-
-    def mark(self, device: int, *, lost: bool) -> None:
-        """The others go on without a device; or it is started again."""
-
-    def add(self, name: str) -> None:
-        """One more device, with the next number."""
-
-
-class _Callback:
-    """A caller's function in place of the printer; it learns of failures from the result."""
-
-    def __init__(self, output: Callable[[int, str], None]) -> None:
-        self._output = output
-
-    def line(self, device: int, text: str, *, is_error: bool = False) -> None:
-        self._output(device, text)
-
-    def notice(self, text: str) -> None:
-        pass
-
-    def mark(self, device: int, *, lost: bool) -> None:
-        pass
-
-    def add(self, name: str) -> None:
-        pass
-
-
 class _Watch:
     """The devices while they run."""
 
@@ -217,6 +185,7 @@ class _Watch:
         """Devices that are lost and may come back, by the process that ended."""
         self._lost: list[Process] = []
         self._watched = False
+        self._silence, self._given_up = Silence(len(processes)), False
         self._sink = sink
         self._signals = signals
         self._grace_s = grace_s
@@ -235,6 +204,7 @@ class _Watch:
                 self._pass_on_lines()
                 self._note_ends()
                 self._note_signals()
+                self._end_silence()
                 self._bring_back()
                 self._carry_out_orders()
                 self._sweep()
@@ -251,6 +221,11 @@ class _Watch:
     def _listen(self, process: Process) -> None:
         for stream in process.streams:
             self._selector.register(stream, selectors.EVENT_READ, (process, stream))
+
+    @property
+    def _ends(self) -> bool:
+        """Whether nobody is to go on any more."""
+        return self._given_up or self._cause.process is not None
 
     def _running(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
@@ -269,6 +244,8 @@ class _Watch:
     def _emit(self, process: Process, stream: LineStream, lines: list[str]) -> None:
         is_error = stream is process.stderr
         for line in lines:
+            if process.status is None:
+                self._silence.hear(line)
             if is_error:
                 self._watched = self._watched or WATCHED in line
                 process.last_lines.append(line)
@@ -307,20 +284,22 @@ class _Watch:
     def _let_go(self, process: Process) -> bool:
         """Whether a device is one that others can go on without, which they find out themselves."""
         status, is_back = process.status or 0, process.device in self._returned
-        failed = not self._watched or (status not in (LEFT_BEHIND, CUT_OFF) and status > 0)
+        known = (LEFT_BEHIND, STRANDED, CUT_OFF)
+        failed = not self._watched or (status not in known and status > 0)
         if failed and not is_back:  # what could not join again was lost before
             return False
         if process.device not in (lost.device for lost in self._lost):
             self._lost.append(process)
         others = len(self._running())
-        if others:
-            what = (
-                "ended, since it may not go on without the others"  # left behind, or too few
-                if status == LEFT_BEHIND
-                else f"ended with {process.failure().reason}"
-            )
+        if others and not self._ends:
+            what = {
+                LEFT_BEHIND: "ended, since the others go on without it",
+                STRANDED: "ended, since it has too few others left",
+            }.get(status, f"ended with {process.failure().reason}")
             count = "the other one" if others == 1 else f"{others} others"
             self._sink.notice(f"{process.name} {what}; {count} may go on")
+            if status == STRANDED:
+                self._silence.begin(others)
             self._sink.mark(process.device, lost=True)
             # On this machine nobody is cut off: a script has ended itself with that status.
             by_itself = status == CUT_OFF and isinstance(process, DeviceProcess)
@@ -328,10 +307,22 @@ class _Watch:
                 self._away[process.device] = process
         return True
 
+    def _end_silence(self) -> None:
+        """Those who may go on without a stranded device, and do not, are ended."""
+        if not self._silence.is_too_long or self._ends or self._signals.seen:
+            return
+        names = ", ".join(process.name for process in self._running())
+        what = f"nobody has gone on for {LONGEST_S:g} s: {names} may, but say nothing"
+        self._sink.notice(f"{what} (paused?). The run is ended")
+        self._given_up, now_s = True, time.monotonic()
+        self._orders = [(now_s, signal.SIGTERM), (now_s + STOP_S, signal.SIGKILL)]
+
     def _bring_back(self) -> None:
         """Those who can are started again, and join the others where their script lets them in."""
-        if self._cause.process or self._signals.seen or not self._running():
+        if self._ends or self._signals.seen or not self._running():
             self._away.clear()
+            return
+        if self._silence.reigns:  # nobody is there whom they could join
             return
         self._let_come()
         for device, process in list(self._away.items()):

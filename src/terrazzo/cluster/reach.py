@@ -16,11 +16,13 @@ from terrazzo.errors import HostError
 def try_connections(devices: Sequence[Ssh], facts: Sequence[Facts]) -> list[Finding]:
     """Who can't get to whom; nothing, where all can."""
     addresses = [fact.address(ssh.device) for ssh, fact in zip(devices, facts, strict=True)]
+    placed = [number for number, address in enumerate(addresses) if address]  # others are findings
     with ExitStack() as cleanup, ThreadPoolExecutor(max_workers=len(devices)) as pool:
         ports: dict[int, int] = {}
-        for number, ssh in enumerate(devices):
+        for number in placed:
             try:
-                one = cleanup.enter_context(session(ssh, "hold", address=addresses[number]))
+                held = session(devices[number], "hold", address=addresses[number])
+                one = cleanup.enter_context(held)
                 ports[number] = int(one.hear())
             except HostError:
                 continue  # an address that is not there is a finding of its own
@@ -32,9 +34,9 @@ def try_connections(devices: Sequence[Ssh], facts: Sequence[Facts]) -> list[Find
             except HostError as error:
                 return [{"error": str(error)}] * len(targets)
 
-        answers = list(pool.map(call, range(len(devices))))
+        answers = list(pool.map(call, placed))
     found = []
-    for number, rows in enumerate(answers):
+    for number, rows in zip(placed, answers, strict=True):
         for other, row in zip(ports, rows, strict=True):
             if "error" in row:
                 found.append(_unreached(devices, number, other, addresses[other], row["error"]))

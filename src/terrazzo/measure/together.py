@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -50,6 +51,31 @@ def measure_together(
 
     Each measures where its own net lies.
     """
+    with _torch_as_it_comes():
+        return _measured(links, graph, torch_device, place=place, budget_s=budget_s, say=say)
+
+
+@contextmanager
+def _torch_as_it_comes() -> Iterator[None]:
+    """A script may have made float64 or a GPU torch's default, in which bytes count otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _measured(
+    links: Links,
+    graph: Graph,
+    torch_device: torch.device,
+    *,
+    place: str,
+    budget_s: float,
+    say: Say,
+) -> Profile | str:
     name = f"device{links.members[links.device]}"
     warm_up(torch_device)
     memory_bytes = room_bytes(links, torch_device) or ceiling_bytes()

@@ -7,6 +7,7 @@ import selectors
 import time
 from base64 import b64encode
 from collections.abc import Iterable
+from typing import Any
 
 from terrazzo.errors import PeerLost, RunError
 from terrazzo.members.ear import Ear
@@ -30,6 +31,10 @@ class Interrupted(RunError):
     """The operation in flight is discarded: the members agree anew on who they are."""
 
 
+class Stranded(PeerLost):
+    """Too few are left to go on: this device stops, so that no two groups do."""
+
+
 class Control(Ear):
     """This device among the members of a run, as its main thread sees it."""
 
@@ -38,7 +43,12 @@ class Control(Ear):
     @property
     def is_left_behind(self) -> bool:
         """The others go on without this device, or too few are left to go on."""
-        return self._council.seat.is_out or self._council.seat.is_stranded
+        return self._council.seat.is_out or self.is_stranded
+
+    @property
+    def is_stranded(self) -> bool:
+        """Too few are left to go on; others may, who have lost this device."""
+        return self._council.seat.is_stranded
 
     @property
     def guests(self) -> set[int]:
@@ -129,7 +139,7 @@ class Control(Ear):
                 "off for too long. Start it again to let it join them."
             )
         if seat.is_stranded:
-            raise PeerLost(seat.shortage(self.reasons, self.called))
+            raise Stranded(seat.shortage(self.reasons, self.called))
         if not seat.view.members and not self._lines:
             raise PeerLost("the run has ended, or its devices are gone: nobody lets it in")
 
@@ -201,13 +211,7 @@ class Control(Ear):
         with self._changed:
             if self._closed:
                 return
-            # One that has made no step with the others yet is lost to them, and no more.
-            kind = "gone" if why and self.done < self.until else "bye"
-            first = self.me
-            if why:  # not how it has heard of it: the device that failed first, and its own words
-                failed = ((device, said) for device, said in self._left.items() if said)
-                first, why = next(failed, (self.me, why))
-            self._say(list(self._lines), [kind, why, first])
+            self._say(list(self._lines), self._farewell(why))
         self._stay(FAILED_S if why else ENDED_S, is_well=not why)
         with self._changed:
             self._closed = True
@@ -217,6 +221,18 @@ class Control(Ear):
         for line in self._lines.values():
             line.close()
         self._strangers.close()
+
+    def _farewell(self, why: str) -> list[Any]:
+        """What the others are told: who is lost to them, and no more, does not end their run."""
+        if why and self.is_left_behind:
+            return ["gone", "may not go on: too few are left that it can talk to"]
+        first = self.me
+        if why:  # not how it has heard of it: the device that failed first, and its own words
+            failed = ((device, said) for device, said in self._left.items() if said)
+            first, why = next(failed, (self.me, why))
+        if why and self.done < self.until:  # it has made no step with the others yet
+            return ["gone", f"could not join: {why}"]
+        return ["bye", why, first]
 
     def _stay(self, least_s: float, *, is_well: bool) -> None:
         """Longer where somebody is silent: the others may need a view without it, and results."""

@@ -118,7 +118,7 @@ class Seat(NamedTuple):
             rule += f", or half with {called(self.view.tie)}"
         return (
             f"{len(lost)} of {len(self.view.members)} devices are gone ({names}): {rule} to go on, "
-            "so that no two groups do. Start again from the last checkpoint."
+            "so that no two groups do."
         )
 
     @property

@@ -230,7 +230,7 @@ class Ear:
                 self._left.setdefault(first, why)
             self._left[device] = why
         elif kind == "gone":
-            self._give_up(device, f"could not join: {rest[0]}")
+            self._give_up(device, str(rest[0]))
         elif kind == "join":
             self._guests.hear(device, [int(line) for line in rest[0]])
         elif kind == "here":

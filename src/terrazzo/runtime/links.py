@@ -40,8 +40,8 @@ from terrazzo.schedule.sums import SMALL_BYTES
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LEFT_BEHIND = 75
-"""The exit status of a device that others go on without."""
+LEFT_BEHIND, STRANDED = 75, 76
+"""Exit statuses of a device that others go on without, and of one that has too few others left."""
 
 
 class Links(Letters):
@@ -357,7 +357,8 @@ class Links(Letters):
             if self.control.is_left_behind and error is not None:
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(LEFT_BEHIND)  # the starter must not take it for a failure of the run
+                # The starter must not take it for a failure of the run.
+                os._exit(STRANDED if self.control.is_stranded else LEFT_BEHIND)
         if self._broken is None:
             self._broken = RunError("this device has left the others")
             self.hang_up()

@@ -53,7 +53,7 @@ def _is_part(value: Any, parameter: Tensor) -> bool:
 
 def _part(value: Any, home: Home) -> Any:
     is_whole = isinstance(value, Tensor) and value.shape == home.shape
-    return home.part(value) if is_whole else value
+    return home.marked(home.part(value)) if is_whole else value
 
 
 def _agreed(kept: dict[str, Tensor], links: Links) -> list[tuple[str, str]]:

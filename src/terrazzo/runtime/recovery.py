@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import Disagreement, PeerLost, PlanError, RunError
-from terrazzo.members.control import Control, Interrupted
+from terrazzo.members.control import Control, Interrupted, Stranded
 from terrazzo.members.meeting import meet, unwrapped
 from terrazzo.members.strangers import Wrap
 from terrazzo.members.view import View
@@ -64,8 +64,9 @@ class Host(Protocol):
 
     def take(self, source: int) -> None: ...
 
-    def save_last(self) -> str:
-        """There is no going on; gives what was saved and where, in words."""
+    def save_last(self, *, alone: bool = False) -> str:
+        """There is no going on; gives what was saved and where, in words. ``alone``: each device
+        saves for itself, since it cannot talk to the others any more."""
 
 
 class Tries:
@@ -141,6 +142,9 @@ class Recovery:
                     if gives_up or not is_anew:
                         raise
                     gives_up, act = True, self._giving_up(error)  # one may be lost in that, too
+        except Stranded as error:
+            links.fail(error)
+            raise PeerLost(f"{error} {self._saved(alone=True)}.") from error
         except PeerLost as error:
             links.fail(error)
             raise
@@ -176,12 +180,16 @@ class Recovery:
         """Those who are left have no plan; what they have is saved."""
 
         def give_up() -> NoReturn:
-            told = "Nothing was saved" if self.host is None else self.host.save_last()
             count = f"{self.links.devices} devices are"
             count = "1 device is" if self.links.devices == 1 else count
-            raise PeerLost(f"{count} left, too few: {error} {told}.") from error
+            raise PeerLost(f"{count} left, too few: {error} {self._saved()}.") from error
 
         return give_up
+
+    def _saved(self, *, alone: bool = False) -> str:
+        if self.host is None:
+            return "Nothing was saved: tz.Run(..., every=100) saves"
+        return self.host.save_last(alone=alone)
 
     def _regroup(self, number: int, error: Interrupted, tries: Tries) -> int | None:
         """New links; gives who has finished this operation, None if nobody has."""
@@ -194,7 +202,7 @@ class Recovery:
                 tried = tries.again(view.members, error)
                 regroup(self.links, self.control, view, tried=tried)
                 self.took_s = time.monotonic() - begin
-                self._tell(before, view)
+                self._tell(before, view, error)
                 kept = [before.index(d) if d in before else None for d in view.members]
                 for follower in list(self.followers):
                     follower.follow(kept)
@@ -234,7 +242,7 @@ class Recovery:
             self._fresh |= {device: until for device, count in counts.items() if count == NEW}
             self.host.give(first_old(view, counts))
 
-    def _tell(self, before: Sequence[int], view: View) -> None:
+    def _tell(self, before: Sequence[int], view: View, error: Interrupted) -> None:
         self.regrouped += 1
         links = self.links
         if self.host is not None:
@@ -247,7 +255,7 @@ class Recovery:
                 f"{called(d)} {reasons.get(d, 'was lost')}" for d in before if d not in view.members
             ]
             come = [f"{called(d)} has joined" for d in view.members if d not in before]
-            what = "; ".join([*lost, *come]) or "a connection broke"
+            what = "; ".join([*lost, *come]) or f"a connection broke ({error})"
             count = "1 device goes" if links.devices == 1 else f"{links.devices} devices go"
             print(f"terrazzo: {what}: {count} on", file=sys.stderr, flush=True)
 
