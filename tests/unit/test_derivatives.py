@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.records import Ref
@@ -63,6 +64,44 @@ def test_as_autograd(op: str, args: tuple[Any, ...], overwrites: bool) -> None:
     assert overwrites or torch.equal(given, grad), "what others read is left alone"
     for one, other in zip(found, expected, strict=False):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_statistics", [True, False])
+@pytest.mark.parametrize("affine", ["weight bias", "bias", ""])
+def test_a_norm_of_all_there_is(affine: str, has_statistics: bool) -> None:
+    """As torch's own in training mode: result, gradients and new running statistics."""
+    torch.manual_seed(0)
+    names = [*affine.split(), *(("mean", "variance") if has_statistics else ())]
+    slots = [Ref(n) if n in names else None for n in ("weight", "bias", "mean", "variance")]
+    call = Operator("terrazzo.batch_norm", (X, *slots, 0.3, 1e-3), shape=(2, 3, 5, 4))
+    x = (torch.randn(2, 3, 5, 4, dtype=torch.float64) * 4 + 7).requires_grad_()
+    given = {n: torch.rand(3, dtype=torch.float64) + 0.5 for n in names}
+    trained = [x, *(given[n].requires_grad_() for n in affine.split())]
+    kept = [given[n].detach().clone() if n in given else None for n in ("mean", "variance")]
+    right = F.batch_norm(x, *kept, given.get("weight"), given.get("bias"), True, 0.3, 1e-3)
+    grad = torch.randn(right.shape, dtype=torch.float64)
+    expected = torch.autograd.grad(right, trained, grad, retain_graph=True)
+    wanted = [True] * len(trained) + [False] * (len(names) + 1 - len(trained))
+    written = derivative(call, wanted=wanted, late=())
+    assert written is not None
+    (result, *new), saved = written.forward([x.detach(), *(given[n].detach() for n in names)])
+    torch.testing.assert_close(result, right.detach(), rtol=1e-12, atol=1e-12)
+    if has_statistics:
+        for one, other in zip(new, kept, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    else:
+        assert new == [None, None]
+    found = written.backward(None, grad, saved, own=False)  # type: ignore[arg-type]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    through, *_ = call([x, *given.values()], lambda *_: None)  # type: ignore[arg-type, return-value]
+    for one, other in zip(torch.autograd.grad(through, trained, grad), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_norm_over_single_values_is_left_to_torch_which_refuses_it() -> None:
+    call = Operator("terrazzo.batch_norm", (X, *[None] * 4, 0.3, 1e-3), shape=(1, 3, 1, 1))
+    assert derivative(call, wanted=[True], late=()) is None
 
 
 def test_a_falling_leaky_relu_is_left_to_autograd() -> None:

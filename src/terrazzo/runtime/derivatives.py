@@ -9,15 +9,24 @@ back, in the very calls of ATen that autograd would make.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from terrazzo.graph.rules.norms import BATCH
+from terrazzo.records import Ref
 from terrazzo.runtime.convolution import OP as CONVOLUTION
 from terrazzo.runtime.convolution import flow_back
-from terrazzo.runtime.norms import fixed, fixed_flow, own_moments, own_moments_flow
+from terrazzo.runtime.norms import (
+    fixed,
+    fixed_flow,
+    own_moments,
+    own_moments_flow,
+    whole_flow,
+    whole_running,
+)
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.pointwise import conv2d, gaps_of
 from terrazzo.runtime.pooling import Pair, bordered, pair, pooled, pooled_flow, windows_of
@@ -43,8 +52,9 @@ class Derivative(Protocol):
     keeps: int
     keeps_result: bool
 
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        """The result, and what ``backward`` needs of it."""
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        """The result, and what ``backward`` needs of it. Of several results the first one carries
+        a gradient."""
         ...
 
     def backward(self, run: Run, grad: Tensor, kept: Any, *, own: bool) -> Flows:
@@ -143,6 +153,34 @@ class Normalisation:
         x, moments, weight = kept
         gx, flow, gw, gb = fixed_flow(grad, x, moments, weight, self._eps, flows=self._flows)
         return (gx, flow, *(part for part, has in zip((gw, gb), self._has, strict=True) if has))
+
+
+class WholeNormalisation:
+    """A batch norm of all there is, with its new running statistics."""
+
+    fresh, keeps_result = True, False
+
+    def __init__(self, call: Operator, wanted: Sequence[bool]) -> None:
+        _, *statistics, self._momentum, self._eps = call.args
+        self._has = [argument is not None for argument in statistics]
+        self.keeps = 2 if self._has[0] else 1
+        asked = iter(wanted[1:])
+        affine = [has and next(asked) for has in self._has[:2]]
+        self._wanted = [wanted[0], *affine]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        x, rest = tensors[0], iter(tensors[1:])
+        weight, bias, mean, variance = (next(rest) if has else None for has in self._has)
+        found = own_moments(x)
+        result = fixed(x, found, (weight, bias), self._eps)
+        new = whole_running(found, mean, variance, self._momentum, x)
+        return (result, *new), (x, found, weight)
+
+    def backward(self, run: Run, grad: Tensor, kept: tuple[Any, ...], *, own: bool) -> Flows:
+        x, found, weight = kept
+        flows = whole_flow(grad, x, found, weight, eps=self._eps, wanted=self._wanted)
+        has = (True, *self._has[:2])
+        return [flow for flow, is_there in zip(flows, has, strict=True) if is_there]
 
 
 class Statistics:
@@ -254,6 +292,9 @@ def derivative(
         return Convolution(call, wanted, late)
     if op == "terrazzo.normalize" and args[5] == BATCH:
         return Normalisation(call, wanted)
+    if op == "terrazzo.batch_norm" and len(call.shape) == 4 and not isinstance(args[5], Ref):
+        single = prod(call.shape) == call.shape[1]  # which torch refuses, in its own words
+        return None if single else WholeNormalisation(call, wanted)
     if op == "terrazzo.moments" and args[1] == BATCH:
         return Statistics()
     return None

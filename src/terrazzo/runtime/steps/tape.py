@@ -112,6 +112,9 @@ def _apply(
 ) -> tuple[torch.Size | None, Sequence[torch.Size], Any]:
     shapes = [tensor.shape for tensor in tensors] if call.prepare else ()
     result, needed = gradient.forward(call.ready(tensors))
+    if not isinstance(result, Tensor):
+        result, *others = result
+        _put(local, line.outputs[1:], others)
     cropped = call.cropped(result)
     local[line.outputs[0]] = cropped
     return None if cropped is result else result.shape, shapes, needed
