@@ -25,10 +25,10 @@ class Hole:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def send(self, data: Any) -> int:
+    def send(self, data: Any, *how: Any) -> int:
         return len(data)
 
-    def sendmsg(self, parts: Any) -> int:
+    def sendmsg(self, parts: Any, *how: Any) -> int:
         return sum(map(len, parts))
 
 
