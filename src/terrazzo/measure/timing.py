@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from terrazzo.measure.stopwatch import Stopwatch
 from terrazzo.measure.trials import Trial
 from terrazzo.records.profile import Timing
 from terrazzo.runtime.allocator import trim
+from terrazzo.runtime.derivatives import Derivative, derivative
 from terrazzo.runtime.kernels import Site
 from terrazzo.runtime.operators import OVERWRITING, Operator, local_operator
 
@@ -71,7 +73,7 @@ def time_trial(trial: Trial, watch: Stopwatch) -> Timing:
         return _time_moments(trial, seats, watch)
     forward_s = _time_forward(seats, watch)
     seats.fill()
-    if not seats.results[0].requires_grad:
+    if not seats.flows:
         return Timing(trial.load, forward_s)
     parameters = list(trial.weights)
     maps = [place for place in range(len(trial.local.reads)) if place not in trial.weights]
@@ -86,7 +88,8 @@ class _Seats:
     """One trial laid out several times, taken in turn: no call finds its data in a cache.
 
     In a training step everything else passes between two calls of an operator. Only a long call
-    has one seat, because it fills the caches by itself; on a GPU no call is long.
+    has one seat, because it fills the caches by itself; on a GPU no call is long. As in a step,
+    autograd has no part in an operator whose gradient is written out (``runtime/derivatives.py``).
     """
 
     def __init__(self, trial: Trial, operator: Operator, torch_device: torch.device) -> None:
@@ -103,8 +106,20 @@ class _Seats:
             ]
             for _ in range(count)
         ]
-        self.results: list[Tensor] = []
+        self.results: list[tuple[Tensor, Any]] = []
+        """Each with what was kept of it for the way back, if anything."""
         self._turn = 0
+        self._on_cpu = torch_device.type == CPU.type
+        self._written = self._derivative(range(len(shapes)))
+        if self._written is not None:
+            self.tensors = [[tensor.detach() for tensor in seat] for seat in self.tensors]
+
+    def _derivative(self, places: Sequence[int]) -> Derivative | None:
+        """The operator with gradients of some of its inputs, where a step does without autograd."""
+        if not self._on_cpu or self.operator.crop:
+            return None
+        wanted = [place in places for place in range(len(self.tensors[0]))]
+        return derivative(self.operator, wanted=wanted, late=())
 
     def next(self) -> int:
         self._turn = (self._turn + 1) % len(self.tensors)
@@ -123,23 +138,36 @@ class _Seats:
         """A result for each seat, from its own tensors."""
         if len(self.tensors) > 1 or not self.results:
             self.results = [self._result(tensors) for tensors in self.tensors]
-        self.gradient = torch.ones_like(self.results[0])
+        self.gradient = torch.ones_like(self.results[0][0])
 
-    def _result(self, tensors: Sequence[Tensor]) -> Tensor:
-        result = self.operator(tensors, self.site)
-        return result if isinstance(result, Tensor) else result[0]
+    @property
+    def flows(self) -> bool:
+        """Whether there is a way back."""
+        return self._written is not None or self.results[0][0].requires_grad
+
+    def _result(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        if self._written is None:
+            result, kept = self.operator(tensors, self.site), None
+        else:
+            result, kept = self._written.forward(self.operator.ready(tensors))
+        return (result if isinstance(result, Tensor) else result[0]), kept
 
     def site(self, shape: tuple[int, ...], box: Box) -> Site:
         return Site(shape, box, 0, 0, self._numbers.torch_device)
 
     def backward(self, places: Sequence[int]) -> Callable[[], object]:
         """The gradient of some of the tensors, as a call."""
+        written = self._derivative(places)
 
         def call() -> object:
             seat = self.next()
+            if written is not None:
+                kept = self.results[seat][1]
+                # Not in place, as in a step: numbers that shrink with every call take longer.
+                return written.backward(None, self.gradient, kept, own=False)  # type: ignore[arg-type]
             inputs = [self.tensors[seat][place] for place in places]
             return torch.autograd.grad(
-                self.results[seat], inputs, self.gradient, retain_graph=True, allow_unused=True
+                self.results[seat][0], inputs, self.gradient, retain_graph=True, allow_unused=True
             )
 
         return call

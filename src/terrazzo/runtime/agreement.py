@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.errors import Disagreement
@@ -78,7 +77,11 @@ def digest(tensors: Sequence[Tensor]) -> tuple[Tensor, float]:
 def _weighted_sums(flat: Tensor) -> Tensor:
     """An element's weight is the product of two, by its column and row in lines of INNER."""
     inner, outer = (_weights(count, flat.dtype, flat.device) for count in (INNER, OUTER))
-    lines = F.pad(flat, (0, -flat.numel() % INNER)).view(-1, INNER) @ inner
+    full = flat.numel() // INNER * INNER
+    lines = flat[:full].view(-1, INNER) @ inner
+    if full < flat.numel():  # padded, all of it would have to be copied
+        rest = flat[full:]
+        lines = torch.cat([lines, (rest @ inner[: rest.numel()]).unsqueeze(0)])
     repeats = -(-lines.shape[0] // OUTER)
     lines = lines * outer.repeat(repeats, 1)[: lines.shape[0]]
     return lines.sum(0, dtype=torch.float64)

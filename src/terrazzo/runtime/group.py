@@ -1,8 +1,7 @@
 """Group: devices with connections of their own, over gloo.
 
-A gloo transport has a thread that wakes up a hundred times a second, message or not. On a device
-with a tenth of a fast core that is more than one percent of all it can do, for each transport. So
-this one shares that of the default process group, and calls gloo without the layers of
+A gloo transport has a thread that wakes up again and again, message or not (``slack.py``). So this
+one shares that of the default process group, and calls gloo without the layers of
 torch.distributed in between, which take longer than a small message. What steps send and sum goes
 over wires; by gloo goes what is told between them.
 """

@@ -13,6 +13,7 @@ from terrazzo.members.control import Control, Interrupted
 from terrazzo.members.view import View
 from terrazzo.runtime.board import Board
 from terrazzo.runtime.links import Links, adopt
+from terrazzo.runtime.slack import late_timers
 from terrazzo.runtime.sockets import connections
 
 MEETING_S = 10.0
@@ -47,13 +48,14 @@ def _connect(links: Links, board: Board, meeting_s: float) -> None:
     baseline = connections()
     links.begin(baseline)
     told_by = sys.excepthook
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore("terrazzo", board),
-        rank=links.device,
-        world_size=links.devices,
-        timeout=timedelta(seconds=meeting_s),
-    )
+    with late_timers():
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("terrazzo", board),
+            rank=links.device,
+            world_size=links.devices,
+            timeout=timedelta(seconds=meeting_s),
+        )
     sys.excepthook = told_by  # torch has put its own before it, once more each time
     links.connect(PrefixStore("links", board), meeting_s=meeting_s)
     limit = timedelta(seconds=links.timeout_s)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from terrazzo.errors import LaunchError, PeerLost, UsageError
 from terrazzo.runtime.credentials import Credentials
+from terrazzo.runtime.slack import late_timers
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -66,13 +67,14 @@ def join(environment: Mapping[str, str], *, timeout_s: float) -> bool:
             "the port free?"
         ) from error
     _wait_for_all(PrefixStore("terrazzo/join", store), device, devices, timeout_s)
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore("terrazzo", store),
-        rank=device,
-        world_size=devices,
-        timeout=limit,
-    )
+    with late_timers():
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("terrazzo", store),
+            rank=device,
+            world_size=devices,
+            timeout=limit,
+        )
     atexit.register(_part)
     return True
 

@@ -45,6 +45,7 @@ class ComputeStep:
         self.exports = tuple(name for name in made if name in exports)
         self.shown = frozenset(program.outputs.values())
         """What the caller gets, who may change it in place."""
+        self._others = self.shown.union(self.leaves)
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
         self._overwrite_where_safe()
@@ -76,12 +77,13 @@ class ComputeStep:
             return
         held, last_use = run.held, self.last_use
         local = {n: held.pop(n) if n in last_use else held[n] for n in self.inputs}
-        lasting = written.keeps & self.shown.union(self.leaves)
+        lasting = written.keeps & self._others
         run.watch({n: local[n] for n in self.inputs if n in lasting})
         kept = written.forward(run, local)
         for name in self.exports:
             held[name] = local[name]
-        run.watch({n: local[n] for n in self.exports if n in lasting})
+        if not lasting.isdisjoint(self.exports):
+            run.watch({n: local[n] for n in self.exports if n in lasting})
         if not run.carriers.isdisjoint(self.exports):
             run.saved[self.index] = kept
 
