@@ -70,6 +70,24 @@ def test_what_only_one_had_time_to_measure_counts_for_all() -> None:
     assert loads[0] == loads[1] == {t.load for t in profile.devices[0].timings}
 
 
+def test_devices_that_have_timed_nothing_in_common_are_compared_by_what_all_do() -> None:
+    """Each has timed boxes of another size: how fast they look says nothing about the devices."""
+    profile = measured(1.0, 1.0, 1.0)
+    short = [t for t in profile.devices[0].timings if t.load.is_product][:3]
+    apart = [replace(d, timings=(t,)) for d, t in zip(profile.devices, short, strict=True)]
+    assert len({speed(device) for device in apart}) == 3
+    found = levelled(replace(profile, devices=tuple(apart))).devices
+    assert len({device.timings for device in found}) == 1 and len(found[0].timings) == 3
+    slow = replace(
+        apart[2],
+        calls_s=tuple(2 * s for s in apart[2].calls_s),
+        copy_bytes_per_s=apart[2].copy_bytes_per_s / 2,
+        update_s_per_element={n: 2 * s for n, s in apart[2].update_s_per_element.items()},
+    )
+    found = levelled(replace(profile, devices=(*apart[:2], slow))).devices
+    assert found[0].timings == found[1].timings != found[2].timings
+
+
 def test_one_disturbed_box_makes_no_device_another_kind() -> None:
     profile = measured(1.0, 1.01, 0.99)
     longest = max(profile.devices[2].timings, key=lambda timing: timing.forward_s)

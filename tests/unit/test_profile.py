@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from terrazzo.cli.main import main
 from terrazzo.errors import UsageError
 from terrazzo.measure.key import difference, power_state
+from terrazzo.measure.kin import Share
 from terrazzo.measure.store import ProfileStore
 from terrazzo.records.machine import Machine
 from terrazzo.records.profile import (
@@ -189,3 +190,10 @@ class TestCommand:
         assert main(["cluster", "profile", *arguments]) == 2
         said = capsys.readouterr().err.strip()
         assert complaint in said and "\n" not in said
+
+
+def test_kin_share_all_but_the_shortest_trials() -> None:
+    """Those everybody times come first; each begins the rest at another one."""
+    orders = [Share(place, 3).order(10, [4, 1]) for place in range(3)]
+    assert all(order[:2] == [4, 1] and sorted(order) == list(range(10)) for order in orders)
+    assert len({order[2] for order in orders}) == 3

@@ -33,7 +33,7 @@ CALLS = 6
 """Of a trial that is long: three directions, twice each."""
 CHEAP_FLOPS = 30
 """What an element of other operators counts as, in operations of a product."""
-COMMON = 8
+COMMON, AMONG = 8, 32
 """So many trials are timed by all devices, also by those that share the rest: they tell how fast
 each is beside the others."""
 FIRST_ROUND = 0.85
@@ -132,7 +132,7 @@ def _timed(
     if chosen and terms.torch_device.type != CPU.type:
         time_trial(chosen[0], watch)  # loads libraries, which would look like a slow GPU
     session = _Session(chosen, watch, terms.budget_s)
-    order = terms.share.order(len(chosen), min(COMMON, len(chosen)))
+    order = terms.share.order(len(chosen), session.shortest(COMMON, of=AMONG))
     session.run(order, FIRST_ROUND, lambda n: say(f"operators: {n} of {len(chosen)}"))
     known = list(session.found)
     again = [known[place] for place in doubtful([session.found[place] for place in known])]
@@ -151,6 +151,11 @@ class _Session:
         times = 1 if watch.torch_device.type == CPU.type else GPU_TIMES
         self._pace = _Pace(LEAST_FLOPS * times, FIRST_GUESS_FLOPS_PER_S * times)
         self._began_s = time.perf_counter()
+
+    def shortest(self, count: int, *, of: int) -> list[int]:
+        """So many of the first: those that any device has time for."""
+        first = range(min(of, len(self.chosen)))
+        return sorted(first, key=lambda place: self._pace.needs_s(self.chosen[place]))[:count]
 
     def run(
         self,

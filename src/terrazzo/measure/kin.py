@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -27,11 +28,12 @@ class Share:
     place: int
     of: int
 
-    def order(self, count: int, common: int) -> list[int]:
-        """Of so many trials, which comes when: the first ones everybody times, by which devices are
-        compared; then the own share of the rest, then that of the next in the row."""
-        rest = range(common, count)
-        return [*range(common), *sorted(rest, key=lambda n: ((n - self.place) % self.of, n))]
+    def order(self, count: int, common: Sequence[int]) -> list[int]:
+        """Of so many trials, which comes when: first the ``common`` ones, which everybody times, so
+        that devices can be compared; then the own share of the rest, then that of the next."""
+        rest = [place for place in range(count) if place not in common]
+        turns = sorted(range(len(rest)), key=lambda n: ((n - self.place) % self.of, n))
+        return [*common, *(rest[n] for n in turns)]
 
 
 ALONE = Share(0, 1)

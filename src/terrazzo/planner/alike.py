@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import truediv
 from statistics import median
 from typing import Any
 
 from terrazzo.records.profile import DeviceProfile, LinkProfile, Load, Own, Profile, Timing
 
+UPDATES = ("sgd", "momentum", "adam")
 NEAR = 0.15
 """By so much at most the fastest of a kind was measured to be faster than its slowest. A device
 that is slower than that is hot, or busy, and planned as such."""
@@ -69,19 +71,28 @@ def _makes(devices: Sequence[DeviceProfile]) -> list[list[int]]:
 def _paces(devices: Sequence[DeviceProfile]) -> list[float]:
     """How long each takes, beside the others, for what all of them have timed.
 
-    Where there is nothing that all have timed, what each has must do.
+    Where they have timed no box that all have, it is what every device does besides: small calls,
+    copies, weights that are updated. Their own boxes would say how large these are.
     """
     known = [{timing.load: timing for timing in device.timings} for device in devices]
-    ratios: list[list[float]] = [[] for _ in devices]
-    for load in set.intersection(*map(set, known)):
-        for rows in zip(*(_directions(timings[load]) for timings in known), strict=True):
-            if all(rows):
-                usual = median(rows)
-                for own, took_s in zip(ratios, rows, strict=True):
-                    own.append(took_s / usual)
-    if all(ratios):
-        return [median(own) for own in ratios]
-    return [1.0 / (speed(device) or 1.0) for device in devices]
+    common = set.intersection(*map(set, known))
+    boxes = [[s for load in common for s in _directions(timings[load])] for timings in known]
+    return _beside(boxes) or _beside(list(map(_basics, devices))) or [1.0] * len(devices)
+
+
+def _beside(rows: Sequence[Sequence[float | None]]) -> list[float]:
+    """By device, the middle of how much longer it took than usual; nothing if nothing is known."""
+    known = [found for found in zip(*rows, strict=True) if all(found)]
+    usual = [median(found) for found in known]
+    by_device = list(zip(*known, strict=True))
+    return [median(map(truediv, took, usual)) for took in by_device]
+
+
+def _basics(device: DeviceProfile) -> list[float | None]:
+    """Seconds that every device has measured, whatever it had time for."""
+    copied_s = 1.0 / device.copy_bytes_per_s if device.copy_bytes_per_s else None
+    updates = (device.update_s_per_element.get(name) for name in UPDATES)
+    return [*device.calls_s, copied_s, *updates]
 
 
 def _kinds(paces: Sequence[float]) -> list[list[int]]:
