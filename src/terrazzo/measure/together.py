@@ -38,6 +38,19 @@ def are_apart(links: Links, torch_device: torch.device) -> bool:
     return len(set(links.gather_text(own))) > 1
 
 
+@contextmanager
+def _torch_as_it_comes() -> Iterator[None]:
+    """A script may have made float64 or a GPU torch's default, in which bytes count otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@_torch_as_it_comes()
 def measure_together(
     links: Links,
     graph: Graph,
@@ -51,31 +64,6 @@ def measure_together(
 
     Each measures where its own net lies.
     """
-    with _torch_as_it_comes():
-        return _measured(links, graph, torch_device, place=place, budget_s=budget_s, say=say)
-
-
-@contextmanager
-def _torch_as_it_comes() -> Iterator[None]:
-    """A script may have made float64 or a GPU torch's default, in which bytes count otherwise."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _measured(
-    links: Links,
-    graph: Graph,
-    torch_device: torch.device,
-    *,
-    place: str,
-    budget_s: float,
-    say: Say,
-) -> Profile | str:
     name = f"device{links.members[links.device]}"
     warm_up(torch_device)
     memory_bytes = room_bytes(links, torch_device) or ceiling_bytes()
