@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from terrazzo.errors import PeerLost, RunError, UsageError
+from terrazzo.feed import draws
 from terrazzo.feed.alone import Alone
 from terrazzo.feed.chance import draw_as, draw_but, drawn_from
 from terrazzo.feed.feed import Feed
@@ -94,6 +95,9 @@ class Run:
         if neighbours < 0 or (spare_every is not None and spare_every < 1):
             raise UsageError(f"neighbours={neighbours}, spare_every={spare_every}: too few")
         self._border: tuple[int, int] | None = None  # calls and commits before the batch in use
+        self._drawn: tuple[tuple[int, int], draws.States] | None = None
+        """Before which way through the data and batch generators were last looked at, and what they
+        were: making a batch and computing with it may draw."""
         self._feeds, self._saved = 0, (0, net.links.epoch)
         recovery: Recovery | None = net.links.recovery
         if recovery is not None:
@@ -175,6 +179,8 @@ class Run:
         self._mend(feed)
         self._keep(feed, at_border=feed.position == 0)
         self._save_if_due()
+        if self.scribe is not None:
+            self._drawn = ((self._feeds, feed.position), draws.states())
 
     def _save_if_due(self) -> None:
         # Some may have done it when members change: then all do it again.
@@ -359,23 +365,26 @@ class Run:
 
     def _last_state(self) -> dict[str, Any] | None:
         """As it was before the batch in use; None, where that cannot be told any more."""
-        net, border, where = self.net, self._border, None
+        net, border, feed = self.net, self._border, self._feed
         if self.spares is not None and self.spares.is_astray:
             net._weights.homes = self.spares.restore({})
             kept = self.spares.kept
             if kept is None or kept.rest is None:
                 return None
             self._load_rest(kept.rest)
-            where = kept.rest["data"]
-        elif self._feed is None or self._feed.position <= (border is not None):
+            return {**self.state_dict(), "data": kept.rest["data"], "drawn": kept.rest["drawn"]}
+        if feed is None or feed.position <= (border is not None):
             return None  # what a loop does before and behind its batches would be done twice
-        elif border is not None:
-            if net.commits != border[1] or not forget_calls(net, since=border[0]):
-                return None
-            where = self._feed.where()
-            where["position"] -= 1
-        state = self.state_dict()
-        return state if where is None else {**state, "data": where}
+        if border is not None and (
+            net.commits != border[1] or not forget_calls(net, since=border[0])
+        ):
+            return None
+        where = feed.where()
+        where["position"] -= border is not None
+        state = {**self.state_dict(), "data": where}
+        if self._drawn is not None and self._drawn[0] == (self._feeds, where["position"]):
+            return {**state, "drawn": drawn_from(None, self._drawn[1])}
+        return None if border is not None else state
 
     def resume(self) -> int:
         """Goes on from the latest checkpoint that any device has; gives its steps, 0 for none.

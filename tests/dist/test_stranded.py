@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ import terrazzo as tz
 pytestmark = pytest.mark.timeout(240)
 
 X = torch.zeros(SHAPE, dtype=torch.float64)
-BEHIND = -1
+BEHIND, SEED = -1, 5
 PLACES = {"forward": "depart", "backward": "sum_later"}
 
 
 def trained(folder: str, layout: str, place: str = "", at: int = 0) -> Any:
     """Device 0 dies in a step and takes device 1 along, if a place is told; else it goes on."""
     tz.init(recover=True)
+    random.seed(SEED)
+    drawn = []
     net = tz.parallelize(cnn(bias=False), (X,), layout=layout)
     used, links = parts(net), net.links
     own = Path(folder) / str(links.device)
@@ -38,6 +41,7 @@ def trained(folder: str, layout: str, place: str = "", at: int = 0) -> Any:
 
     for _ in run.epochs(1):
         for x, y in run.feed():
+            drawn.append(random.random())  # as a script does that changes its pictures by chance
             if place and run.steps == at and links.device == 0:
                 strike(links, PLACES[place], die_together, at=1)
             step(net, x, y, used)
@@ -45,7 +49,7 @@ def trained(folder: str, layout: str, place: str = "", at: int = 0) -> Any:
             strike(links, PLACES[place], die_together, at=1)
         if at == BEHIND:
             validate(net)
-    return begun, {name: tensor.numpy() for name, tensor in state(net).items()}
+    return begun, drawn, {name: tensor.numpy() for name, tensor in state(net).items()}
 
 
 def stopped(folder: Path, *given: Any) -> list[str]:
@@ -63,14 +67,16 @@ def test_each_saves_the_last_step_for_itself(place: str, tmp_path: Path) -> None
         assert "The last checkpoint here is of step 3 in" in message
     assert sorted(path.parent.name for path in tmp_path.glob("*/step-00000003")) == ["2", "3"]
     model = cnn(bias=False)
-    used = parts(model)
+    used, expected = parts(model), random.Random(SEED)
+    draws = []
     for x, y in loader():
+        draws.append(expected.random())
         step(model, x, y, used)
     for mine, theirs in (("0", "2"), ("1", "3")):  # two other devices go on
         (tmp_path / theirs).rename(tmp_path / mine)
     for fate in fates(2, trained, str(tmp_path), "tiles"):
-        begun, found = fate.what
-        assert begun == 3
+        begun, drawn, found = fate.what
+        assert begun == 3 and drawn == draws[3:], "random numbers go on where the step began"
         assert_close({n: torch.as_tensor(t) for n, t in found.items()}, state(model))
 
 

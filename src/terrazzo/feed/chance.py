@@ -17,9 +17,9 @@ from terrazzo.feed import draws
 from terrazzo.feed.draws import NUMPY, PYTHON, TORCH
 
 
-def drawn_from(loader: Any) -> dict[str, Any]:
-    """Of torch, Python and NumPy, and of the loader's own generators."""
-    state, python, (kind, keys, *rest) = draws.states()
+def drawn_from(loader: Any, known: draws.States | None = None) -> dict[str, Any]:
+    """Of torch, Python and NumPy, now or as they are ``known``; and of the loader's generators."""
+    state, python, (kind, keys, *rest) = draws.states() if known is None else known
     found = {TORCH: _text(state), PYTHON: python, NUMPY: [kind, keys.tolist(), *rest]}
     for name, owner in _owners(loader):
         found[name] = _text(owner.get_state())
