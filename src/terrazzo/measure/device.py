@@ -153,9 +153,13 @@ class _Session:
         self._began_s = time.perf_counter()
 
     def shortest(self, count: int, *, of: int) -> list[int]:
-        """So many of the first: those that any device has time for."""
-        first = range(min(of, len(self.chosen)))
-        return sorted(first, key=lambda place: self._pace.needs_s(self.chosen[place]))[:count]
+        """So many of the first: those that any device has time for, products before all else."""
+
+        def need(place: int) -> tuple[bool, float]:
+            trial = self.chosen[place]
+            return not trial.load.is_product, self._pace.needs_s(trial)
+
+        return sorted(range(min(of, len(self.chosen))), key=need)[:count]
 
     def run(
         self,
