@@ -19,6 +19,7 @@ WAKE_BYTES = 1 << 16
 """Of a long message, as much is waited for before this thread is woken up."""
 SHORT_BYTES = 1 << 12
 NOW = socket.MSG_DONTWAIT
+"""Of a connection that may be waited on: this call takes or gives what it can, and no more."""
 
 
 class WireError(RuntimeError):

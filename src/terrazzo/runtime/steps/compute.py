@@ -46,6 +46,7 @@ class ComputeStep:
         self.shown = frozenset(program.outputs.values())
         """What the caller gets, who may change it in place."""
         self._others = self.shown.union(self.leaves)
+        """What lies in memory of the caller's, before or after."""
         self.operators = tuple(operator(apply, program, device) for apply in step.applies)
         self.drops = _drops(step, frozenset(self.exports))
         self._overwrite_where_safe()
