@@ -199,7 +199,7 @@ def parallelize(
     ``layout``, ``groups``, ``objective``, ``profile`` and ``delivery`` are those of ``tz.plan``;
     what is left open is planned by device 0 for all. Devices on several machines that have no
     profile yet measure themselves first, once, for about half a minute
-    (``TERRAZZO_MEASURE=off``: they don't; where a net lies on a GPU, only with ``on``).
+    (``TERRAZZO_MEASURE=off``: they don't).
     Every ``align_every`` training calls, weights are compared bit by bit between devices (0:
     never).
     """

@@ -40,7 +40,7 @@ PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
 """A plan for one graph; a plan that other graphs follow; none; a wish that nothing can mean."""
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
-MEASURE, OFF, ON = "TERRAZZO_MEASURE", ("off", "0", "no"), ("on", "1", "yes")
+MEASURE, OFF = "TERRAZZO_MEASURE", ("off", "0", "no")
 """Nets on GPUs measure themselves only where it is on: timing there has not been tried on one."""
 MEASURE_S = 20.0
 """At most so long operators are timed; links take a few seconds more."""
@@ -178,9 +178,7 @@ class Planner:
         if links.device == 0 and agrees:
             given = self._told is not None or self.profile is not None
             unknown = not given and self._kept(graph) is None
-            setting = os.environ.get(MEASURE, "").lower()
-            may = setting in ON or not any(self._accelerators.values())
-            agrees = unknown and may and setting not in OFF
+            agrees = unknown and os.environ.get(MEASURE, "").lower() not in OFF
         if "no" in links.gather_text("yes" if agrees else "no"):
             return
         if not are_apart(links, self._torch_device):

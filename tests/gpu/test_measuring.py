@@ -123,13 +123,17 @@ def test_measuring_counts_no_tf32_and_leaves_the_scripts_choice() -> None:
 
 
 def test_what_is_free_is_what_a_net_may_take() -> None:
+    def beyond_free_bytes() -> int:
+        room = room_bytes(Links(), CUDA)
+        free, total = torch.cuda.mem_get_info()
+        assert 0 < room <= total
+        return room - free
+
     give_back(CUDA)
-    total = torch.cuda.mem_get_info()[1]
-    before = room_bytes(Links(), CUDA)
+    before = beyond_free_bytes()
     held = torch.zeros(256 << 20, dtype=torch.uint8, device=GPU)
-    after = room_bytes(Links(), CUDA)
-    assert 0 < before <= total
-    assert abs(after - before) < 128 << 20, "what it holds itself is a part of it"
+    more = beyond_free_bytes() - before
+    assert 192 << 20 < more < 320 << 20, "what it holds itself is a part of it"
     del held
 
 
@@ -181,7 +185,7 @@ def planned(folder: str, places: str) -> dict[str, Any]:
     by themselves, so that is told."""
     data, place = batches(12), here(places)
     said = []
-    changed = {"XDG_CACHE_HOME": folder, planning.MEASURE: "on"}
+    changed = {"XDG_CACHE_HOME": folder, planning.MEASURE: ""}
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.dict(os.environ, changed))
         patches.enter_context(mock.patch.object(planning, "MEASURE_S", 4.0))
