@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import terrazzo as tz
+from terrazzo.checking import row
 from terrazzo.graph.export import export
 from terrazzo.records import Graph, Ref
 
@@ -23,25 +24,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 from does import Does, X, autocast_region
 
 
-def steps(model: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
+def steps(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], ...]:
     """Two training steps: outputs, gradients and buffers."""
-    found = []
-    for _ in range(2):
-        outputs = [t for t in pytree.tree_leaves(model(*args, **kwargs)) if torch.is_tensor(t)]
-        torch.stack([(t * t + t).sum() for t in outputs if t.requires_grad]).sum().backward()
-        found += [t.detach().clone() for t in outputs]
-    found += [p.grad for p in model.parameters() if p.grad is not None]
-    return found + [b.double() for b in model.buffers()]
+    outputs = {}
+    for step in range(2):
+        made = [t for t in pytree.tree_leaves(model(*args, **kwargs)) if torch.is_tensor(t)]
+        torch.stack([(t * t + t).sum() for t in made if t.requires_grad]).sum().backward()
+        outputs |= {f"{step}.{place}": t.detach().clone() for place, t in enumerate(made)}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return outputs, gradients, dict(model.named_buffers())
 
 
 def assert_exact(model: nn.Module, *args: Any, **kwargs: Any) -> Graph:
     """The graph, run on one device, does what the model does; gives the graph."""
     net = tz.parallelize(copy.deepcopy(model), args)
     expected, found = steps(model, *args, **kwargs), steps(net, *args, **kwargs)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for what, one, other in zip(("outputs", "gradients", "buffers"), expected, found, strict=True):
+        assert {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in other.items()}
+        judged = row(what, one, other, 1e-10)
+        assert judged.ok, judged
     return net.program.graph
 
 
