@@ -33,9 +33,9 @@ from terrazzo.records import document
 from terrazzo.records.cluster import Cluster
 
 RUN_FOLDER = "TERRAZZO_RUN"
+"""The variable that names the folder of a run; on a device it is another folder."""
 SETTINGS = ("TERRAZZO_MEASURE",)
 """Variables of the starter that mean its devices, too."""
-"""The variable that names the folder of a run; on a device it is another folder."""
 CREDENTIALS = "TERRAZZO_CREDENTIALS"
 """Names the file with the credentials of the run; the same name as in the runtime."""
 MEMBERS = "TERRAZZO_MEMBERS"

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -79,7 +79,8 @@ class Node:
     """One operator: its arguments in the order of its schema, and the values it makes.
 
     An output that nobody uses has an empty name. ``layer`` is the module it came from, as
-    ``named_modules`` calls it.
+    ``named_modules`` calls it. ``refs`` are the tensors it reads, in order of appearance, repeats
+    included.
     """
 
     op: str
@@ -88,16 +89,15 @@ class Node:
     layer: str = ""
     flops: int = 0
     gradient: bool = True
+    refs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "refs", tuple(ref.name for ref in walk(self.args)))
 
     @property
     def output(self) -> str:
         """The main output, or the first that anybody uses."""
         return next((name for name in self.outputs if name), "")
-
-    @property
-    def refs(self) -> tuple[str, ...]:
-        """The tensors it reads, in order of appearance, repeats included."""
-        return tuple(ref.name for ref in walk(self.args))
 
     @property
     def title(self) -> str:

@@ -74,15 +74,14 @@ def strips(tiling: Tiling, nodes: tuple[int, ...], *, box: Box, passes: int) -> 
     target = tiling.graph.nodes[nodes[-1]].output
     if box.is_empty:
         return ()
-    rows = _letters(tiling, nodes)[target].find("h")
+    letters = _letters(tiling, nodes)
+    rows = letters[target].find("h")
     if rows < 0:
         rows = max(range(box.rank), key=lambda dim: box.shape[dim])
     start, extent = box.spans[rows][0], box.shape[rows]
-    count = min(passes, extent, max(_widest(tiling, nodes, box) // STRIP_BYTES, 1))
-    spans = cut(extent, (1,) * count)
-    return tuple(
-        _strip(tiling, nodes, box.replace(rows, (start + low, start + high))) for low, high in spans
-    )
+    count = min(passes, extent, max(_widest(tiling, nodes, letters, box) // STRIP_BYTES, 1))
+    parts = (box.replace(rows, (start + a, start + b)) for a, b in cut(extent, (1,) * count))
+    return tuple(_strip(tiling, nodes, letters, part) for part in parts)
 
 
 def _letters(tiling: Tiling, nodes: tuple[int, ...]) -> Letters:
@@ -99,9 +98,9 @@ def _letters(tiling: Tiling, nodes: tuple[int, ...]) -> Letters:
     return found if all(local) else tiling.letters[letters]
 
 
-def _widest(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> int:
+def _widest(tiling: Tiling, nodes: tuple[int, ...], letters: Letters, box: Box) -> int:
     """The bytes of the largest map that a chain makes or reads for a box: a pool reads more."""
-    graph, whole = tiling.graph, _strip(tiling, nodes, box)
+    graph, whole = tiling.graph, _strip(tiling, nodes, letters, box)
     sizes = []
     for index, local, made in zip(nodes, whole.locals, whole.boxes, strict=True):
         node = graph.nodes[index]
@@ -112,13 +111,12 @@ def _widest(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> int:
     return max(sizes)
 
 
-def _strip(tiling: Tiling, nodes: tuple[int, ...], box: Box) -> Strip:
+def _strip(tiling: Tiling, nodes: tuple[int, ...], letters: Letters, box: Box) -> Strip:
     """What every node of a chain computes for one strip of its last result."""
     graph = tiling.graph
     boxes: dict[str, Box] = {graph.nodes[nodes[-1]].output: box}
     locals_: list[Local] = []
     inside = {graph.nodes[index].output for index in nodes}
-    letters = _letters(tiling, nodes)
     for index in reversed(nodes):
         node = graph.nodes[index]
         rule = rule_for(node.op)
