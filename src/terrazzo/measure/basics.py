@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -12,11 +11,13 @@ from torch import nn
 
 from terrazzo.measure.accelerator import CPU
 from terrazzo.measure.stopwatch import Stopwatch
+from terrazzo.runtime.allocator import trim
 
 CHAIN = 20
 COPIED = 1 << 20
 UPDATED = 1 << 18
-FRESH_BYTES = 8 << 20
+FRESH, FRESH_BLOCKS = 1 << 20, 16
+"""Bytes of a block, and blocks."""
 LARGER = 32
 """So many times as much is copied and updated on a GPU: with less, only launches would be seen."""
 PAUSE_S, BURST_S, PAUSES = 0.2, 0.1, 3
@@ -47,17 +48,19 @@ def copy_bytes_per_s(watch: Stopwatch) -> float:
 
 
 def fresh_s_per_byte() -> float:
-    """Raw seconds until a byte of memory from the system is there, with all others of its page."""
-    with mmap.mmap(-1, FRESH_BYTES) as memory:
-        begin_s = time.thread_time()
-        for page in range(0, FRESH_BYTES, mmap.PAGESIZE):
-            memory[page] = 1
-        touched_s = time.thread_time() - begin_s
-        begin_s = time.thread_time()
-        for page in range(0, FRESH_BYTES, mmap.PAGESIZE):
-            memory[page] = 2
-        again_s = time.thread_time() - begin_s
-    return max(0.0, touched_s - again_s) / FRESH_BYTES
+    """Raw seconds that a byte takes more when its memory was given back to the system before.
+
+    In blocks as strips have them, from the C library: it decides how large the pages are.
+    """
+    trim()
+    begin_s = time.thread_time()
+    blocks = [torch.empty(FRESH // 4).zero_() for _ in range(FRESH_BLOCKS)]
+    touched_s = time.thread_time() - begin_s
+    begin_s = time.thread_time()
+    for block in blocks:
+        block.zero_()
+    again_s = time.thread_time() - begin_s
+    return max(0.0, touched_s - again_s) / (FRESH * FRESH_BLOCKS)
 
 
 def update_s_per_element(watch: Stopwatch, *, elements: int = UPDATED) -> Mapping[str, float]:

@@ -298,17 +298,23 @@ class _Walk:
         return found is not None and self.graph.values[found.value].kind == "parameter"
 
     def _strips(self, step: Passes, device: int) -> Iterator[Seconds]:
-        """Every strip forward; in the backward pass forward again, all but the last operator."""
+        """Every strip forward; in the backward pass forward again, all but the last operator.
+
+        Such steps return free pages (``runtime/allocator.py``), so what an operator makes lies on
+        new ones each time: forward, and if it is made again once more, with its gradient.
+        """
         last = len(step.nodes) - 1
+        each = [BYTES[self.graph.values[self.graph.nodes[n].output].dtype] for n in step.nodes]
         for strip in step.strips[device]:
             for place, (local, box) in enumerate(zip(strip.locals, strip.boxes, strict=True)):
                 cost = self.prices.local(local, box, device)
                 weights = [n for n in step.inputs[place] if n and self._is_weight(n)]
                 inner = any(not n or n in self.live for n in step.inputs[place] if n not in weights)
-                again_s = cost.forward_s if place != last else 0.0
+                fresh_s = self.prices.fresh_s(box.size * each[place], device)
+                again_s = cost.forward_s + 2 * fresh_s if place != last else 0.0
                 by_weight = any(name in self.live for name in weights)
                 yield Seconds(
-                    cost.forward_s + self.prices.own_s(OPERATOR, device)[0],
+                    cost.forward_s + fresh_s + self.prices.own_s(OPERATOR, device)[0],
                     again_s + (cost.backward_input_s if inner else 0.0),
                     cost.backward_weight_s if by_weight else 0.0,
                 )

@@ -78,6 +78,9 @@ class Prices:
     def copy_s(self, count_bytes: float, device: int) -> float:
         return self.rates[device].copy_s(count_bytes)
 
+    def fresh_s(self, count_bytes: float, device: int) -> float:
+        return self.rates[device].fresh_s(count_bytes)
+
     # ---- links ---------------------------------------------------------------------------
 
     @property

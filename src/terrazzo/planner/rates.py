@@ -97,6 +97,10 @@ class Rates:
         """Bytes read and written once: slicing, packing, adding up gradients."""
         return count_bytes / self.device.copy_bytes_per_s
 
+    def fresh_s(self, count_bytes: float) -> float:
+        """What memory costs that was given back before, on top of writing to it."""
+        return count_bytes * self.device.fresh_s_per_byte
+
     def padding_s(self, elements: int) -> float:
         """Padding so many elements, forward or backward: they are filled and copied."""
         return 2 * self.copy_s(4 * elements)

@@ -71,7 +71,10 @@ class Ledger:
     """What is held at the moment, and the largest sum so far."""
 
     def __init__(self, start: Footprint) -> None:
-        self.now, self.peak = start, start
+        self.peak = self._start = start
+        self._most_bytes = start.used_bytes
+        self.maps_bytes = 0
+        self._map_gradients_bytes = self._weight_gradients_bytes = 0
         self._sizes: dict[str, int] = {}
         self._holders: Counter[str] = Counter()
         self._flows: dict[str, int] = {}
@@ -81,38 +84,40 @@ class Ledger:
         """One more holder; memory is taken by the first."""
         if not self._holders[name]:
             self._sizes[name] = size
-            self._change(maps_bytes=size)
+            self.maps_bytes += size
         self._holders[name] += 1
 
     def drop(self, name: str) -> None:
         self._holders[name] -= 1
         if not self._holders[name]:
-            self._change(maps_bytes=-self._sizes[name])
+            self.maps_bytes -= self._sizes[name]
 
     def flow(self, name: str, size: int) -> None:
         """A gradient arrives; a second one is added to the first."""
         if name not in self._flows:
             self._flows[name] = size
-            self._change(map_gradients_bytes=size)
+            self._map_gradients_bytes += size
 
     def consume(self, name: str) -> None:
-        self._change(map_gradients_bytes=-self._flows.pop(name, 0))
+        self._map_gradients_bytes -= self._flows.pop(name, 0)
 
     def earn(self, name: str, size: int) -> None:
         """The gradient of a weight, which stays until the optimiser has used it."""
         if name not in self._earned:
             self._earned.add(name)
-            grown = self.now.weight_gradients_bytes + size
-            self.now = replace(self.now, weight_gradients_bytes=grown)
+            self._weight_gradients_bytes += size
 
     def note(self, where: str, working: int = 0) -> None:
         """This is a moment at which so much more is in use."""
-        if self.now.used_bytes + working > self.peak.used_bytes:
-            self.peak = replace(self.now, working_bytes=working, where=where)
-
-    def _change(self, *, maps_bytes: int = 0, map_gradients_bytes: int = 0) -> None:
-        self.now = replace(
-            self.now,
-            maps_bytes=self.now.maps_bytes + maps_bytes,
-            map_gradients_bytes=self.now.map_gradients_bytes + map_gradients_bytes,
-        )
+        growing_bytes = self.maps_bytes + self._map_gradients_bytes + self._weight_gradients_bytes
+        used_bytes = self._start.used_bytes + growing_bytes + working
+        if used_bytes > self._most_bytes:
+            self._most_bytes = used_bytes
+            self.peak = replace(
+                self._start,
+                weight_gradients_bytes=self._weight_gradients_bytes,
+                maps_bytes=self.maps_bytes,
+                map_gradients_bytes=self._map_gradients_bytes,
+                working_bytes=working,
+                where=where,
+            )

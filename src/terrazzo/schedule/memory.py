@@ -81,7 +81,7 @@ class _Walk:
             self._forward(index)
             for name in self.lives.forward_drops[index]:
                 self._let_go(name)
-        kept = self.ledger.now.maps_bytes
+        kept = self.ledger.maps_bytes
         for name in self.results:
             self.ledger.flow(name, self._size(name))
         self.ledger.note("the loss")
