@@ -41,7 +41,7 @@ PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
 MEASURE, OFF = "TERRAZZO_MEASURE", ("off", "0", "no")
-"""Nets on GPUs measure themselves only where it is on: timing there has not been tried on one."""
+"""Where it is off, nets are planned without measuring: as a grid of tiles."""
 MEASURE_S = 20.0
 """At most so long operators are timed; links take a few seconds more."""
 

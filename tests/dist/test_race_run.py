@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import terrazzo as tz
 
 
 def held(folder: Path, words: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     """A race of two devices without the lab, and what it recorded."""
     usual = "race --on 2xpi3 --unshaped --rounds 1 --seconds 0.1 --save out"
     done = subprocess.run(
-        [sys.executable, "-m", "terrazzo.cli", "bench", *usual.split(), *words.split()],
+        [sys.executable, "-m", "terrazzo.cli", "bench", *usual.split(), *shlex.split(words)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "110"},
         capture_output=True,
@@ -55,8 +59,8 @@ def test_a_race_on_loopback(tmp_path: Path) -> None:
 def test_torchs_own_ways_and_a_plan_from_what_is_measured(tmp_path: Path) -> None:
     """Without BatchNorm, spreading three images over two devices must give the same gradients."""
     words = "--model vgg --batch 3 --size 32 --minutes 0.3 --peers ddp,fsdp2,auto"
-    rows = by_peer(held(tmp_path, words)[0])
-    assert set(rows) == {"ddp", "fsdp2", "auto"}
+    rows = by_peer(held(tmp_path, f"{words} --terrazzo 'auto one'")[0])
+    assert set(rows) == {"ddp", "fsdp2", "auto", "terrazzo auto one"}
     for name, row in rows.items():
         assert row["problem"] == ""
         assert row["exact"], f"{name}: {row['gap']}"
@@ -64,7 +68,12 @@ def test_torchs_own_ways_and_a_plan_from_what_is_measured(tmp_path: Path) -> Non
     assert planned["predicted_s"] > 0
     assert len(planned["predicted_bytes"]) == 2
     assert "predicted" in planned["choice"]
-    assert (tmp_path / "out" / "plan-vgg-32-3-on-2xpi3.json").exists()
+    chosen, fused = (
+        tz.Plan.load(tmp_path / "out" / f"plan-vgg-32-3-on-2xpi3{kind}.json")
+        for kind in ("", "-one")
+    )
+    layouts = [str(group.layout) for group in chosen.groups]
+    assert [str(group.layout) for group in fused.groups] == [name for name, _ in groupby(layouts)]
 
 
 @pytest.mark.slow

@@ -19,13 +19,14 @@ from terrazzo.graph.export import export
 from terrazzo.graph.rules.windows import windowed
 from terrazzo.measure.known import given_profile, kept_profile
 from terrazzo.planner import Wishes, plan_graph
-from terrazzo.planner.explicit import best_grid
+from terrazzo.planner.explicit import best_grid, regrouped
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import IDLE_BYTES, SMALL_IDLE_BYTES, room_bytes
 from terrazzo.planning import informed
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES, Machine
 from terrazzo.schedule import lower
+from terrazzo.schedule.tiling import group_of_nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from clusters import profile
@@ -66,6 +67,21 @@ def heads(graph: Graph, plan: Plan) -> list[int]:
         found.append(sum(windowed(node, graph) for node in graph.nodes[last + 1 : end + 1]))
         last = end
     return found
+
+
+class TestRegrouped:
+    def test_layouts_stay_where_they_are_and_borders_move(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="tiles:2x1", groups="conv1,conv2")
+        first, *rest = plan.groups
+        channels = Layout.parse("channels:2")
+        mixed = replace(plan, groups=(first, *(replace(group, layout=channels) for group in rest)))
+        at = [str(mixed.groups[place].layout) for place in group_of_nodes(small, mixed)]
+        for groups in ("one", "each"):
+            found = regrouped(small, mixed, groups)
+            assert [str(found.groups[g].layout) for g in group_of_nodes(small, found)] == at
+            lower(small, found)
+        assert len(regrouped(small, mixed, "one").groups) == 2
+        assert len(regrouped(small, mixed, "each").groups) > len(mixed.groups)
 
 
 class TestLayout:

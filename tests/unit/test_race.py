@@ -261,6 +261,7 @@ class TestCommand:
             ("--on 2 --model resnet18 --threads 3 --processes 2", "--threads 3 --processes 2"),
             ("--on 2 --model resnet18 --plan gone.json", "gone.json cannot be read"),
             (f"--on 2 --model resnet18 --plan {__file__}", "this is no plan record"),
+            ("--on 2 --model resnet18 --peers ,", "names nobody"),
             ("--standard --model resnet18", "leave out --on"),
         ],
     )

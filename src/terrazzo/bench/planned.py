@@ -12,8 +12,12 @@ from terrazzo.errors import PlanError
 from terrazzo.graph.export import export
 from terrazzo.lab.measuring import measure
 from terrazzo.planner import Wishes
+from terrazzo.planner.cost import predict
+from terrazzo.planner.explicit import regrouped
 from terrazzo.planner.prediction import Prediction
-from terrazzo.records.units import seconds_text
+from terrazzo.planner.search import Tried
+from terrazzo.records.units import count_text, seconds_text
+from terrazzo.schedule import lower
 
 MOST_S, SHARE = 20.0, 0.1
 """Seconds that operators are timed for, and at most which part of a race."""
@@ -39,11 +43,27 @@ class Drawing:
         self.graph = export(WithLoss(task.model), (task.images,)).graph
         budget_s = max(1.0, min(MOST_S, SHARE * race_s))
         self.profile = measure(hosts, self.graph, key={}, budget_s=budget_s, tell=lambda text: None)
+        self._best: dict[str, Tried] = {}
 
-    def plan(self, layout: str) -> Planned:
-        found = Wishes(layout=layout, profile=self.profile).search(self.graph, self.devices).best
-        case, kind = self.case, "" if layout == "auto" else f"-{layout.replace(':', '-')}"
-        name = f"plan-{case.model}-{case.side}-{case.batch}-on-{case.on}{kind}.json"
-        found.plan.save(self.folder / name)
-        said = f"{found.name}; {seconds_text(found.prediction.step_s)} predicted"
-        return Planned(self.folder / name, said, found.prediction)
+    def plan(self, layout: str, groups: str = "auto") -> Planned:
+        """The best plan in a layout ("auto": in any), or its layouts with other groups."""
+        if layout not in self._best:
+            wishes = Wishes(layout=layout, profile=self.profile)
+            self._best[layout] = wishes.search(self.graph, self.devices).best
+        best = self._best[layout]
+        plan, prediction, name = best.plan, best.prediction, best.name
+        if groups != "auto":
+            plan = regrouped(self.graph, plan, groups)
+            prediction = predict(lower(self.graph, plan), self.profile)
+            name = f"its layouts in {count_text(len(plan.groups), 'group')}"
+        path = self.folder / self._file(layout, groups)
+        plan.save(path)
+        return Planned(path, f"{name}; {seconds_text(prediction.step_s)} predicted", prediction)
+
+    def _file(self, layout: str, groups: str) -> str:
+        case = self.case
+        asked = [word.replace(":", "-") for word in (layout, groups) if word != "auto"]
+        return (
+            "-".join(["plan", case.model, str(case.side), str(case.batch), "on", case.on, *asked])
+            + ".json"
+        )

@@ -162,10 +162,10 @@ def _plan(entries: Sequence[_Entry], draw: Callable[[], Drawing]) -> None:
     """Measures the devices and plans; what nothing can be planned for is a row that says so."""
     drawing: Drawing | None = None
     for entry in entries:
-        if layout := entry.open_layout:
+        if isinstance(entry.peer, Terrazzo) and (layout := entry.open_layout):
             try:
                 drawing = drawing or draw()
-                entry.planned = drawing.plan(layout)
+                entry.planned = drawing.plan(layout, entry.peer.groups)
             except TerrazzoError as error:
                 entry.problem = f"no plan: {error}"
 

@@ -52,7 +52,8 @@ examples:
       every model and cluster of docs/benchmarks.md, five minutes each: more than an hour
   terrazzo bench race --on 4xpi4 --model unet32 --batch 1 --peers alone,each,one
   terrazzo bench race --on 6xpi3 --model yolov2-front --batch 1 --terrazzo "tiles:3x2 4"
-      also Terrazzo with this layout in four groups
+      also Terrazzo with this layout in four groups; "auto each": the planner's layouts, with an
+      exchange at every operator
   terrazzo bench race --on 4xpi3 --model yolov2-front --batch 6 --threads 4 --processes 4
       four threads a device, each in a process of its own: 16 processes share the work
   terrazzo bench race --on 3 --model resnet18 --batch 3 --size 64 --plan plan.json
@@ -94,10 +95,13 @@ def add_to(commands: Commands) -> None:
     )  # fmt: skip
     raced.add_argument("--batch", default="1", metavar="1,6", help="images a step (default: 1)")
     raced.add_argument("--size", type=int, metavar="SIDE", help="height and width of an image")
-    raced.add_argument("--peers", metavar="NAMES", help="some of them only, such as alone,ddp,each")
+    raced.add_argument(
+        "--peers", metavar="NAMES",
+        help="some of them only, such as alone,ddp,each; '' for none beside --plan and --terrazzo",
+    )  # fmt: skip
     raced.add_argument(
         "--terrazzo", action="append", default=[], metavar="'LAYOUT GROUPS'",
-        help="also Terrazzo with this layout and these groups",
+        help="also Terrazzo with this layout and these groups; auto: as the planner has them",
     )  # fmt: skip
     raced.add_argument(
         "--plan", type=Path, action="append", default=[], metavar="FILE",
@@ -171,9 +175,14 @@ def race(options: argparse.Namespace) -> int:
     cases = standard_cases() if options.standard else _asked_cases(options)
     for path in options.plan:
         _require_plan(path)
-    names = options.peers.split(",") if options.peers else list(peers.NAMES)
+    asked = peers.NAMES if options.peers is None else options.peers.split(",")
+    names = [name for name in asked if name]
     names += [f"terrazzo {text}" for text in options.terrazzo]
     names += [f"plan {path.resolve()}" for path in options.plan]
+    if not names:
+        raise UsageError(
+            "--peers names nobody: leave it out for all, or give --plan or --terrazzo as well"
+        )
     races, provenance, folder = _hold(options, cases, names)
     _save(folder, provenance, page(races, provenance))
     return int(any(row.broke_promise for held in races for row in held.rows))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.rules.windows import windowed
 from terrazzo.records import Graph, Group, Layout, Plan
+from terrazzo.schedule.tiling import group_of_nodes
 
 Groups = str | int | Sequence[str]
 
@@ -30,6 +33,20 @@ def plan_graph(
         devices=devices,
         groups=tuple(
             Group(graph.nodes[last].output, chosen, group_title(graph, first, last), passes)
+            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+        ),
+    )
+
+
+def regrouped(graph: Graph, plan: Plan, groups: Groups) -> Plan:
+    """The layouts of a plan with other borders; groups also end where its layout changes."""
+    layouts = [plan.groups[place].layout for place in group_of_nodes(graph, plan)]
+    changes = {at for at, both in enumerate(pairwise(layouts)) if both[0] != both[1]}
+    ends = sorted({*_ends(graph, groups, behind=False), *changes})
+    return replace(
+        plan,
+        groups=tuple(
+            Group(graph.nodes[last].output, layouts[last], group_title(graph, first, last))
             for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
         ),
     )

@@ -37,11 +37,13 @@ class Terrazzo:
                     'space, such as "tiles:2x1 4"'
                 )
             self.layout, self.groups = words[0], words[1] if len(words) == 2 else "auto"
+        asks_layouts = kind == "terrazzo" and self.layout == "auto"
+        self._planned = self.plan is None and (asks_layouts or self.groups == "auto")
 
     @property
     def open_layout(self) -> str | None:
         """The layout that the planner finds groups for; "auto": it finds the layouts, too."""
-        return self.layout if self.plan is None and self.groups == "auto" else None
+        return self.layout if self._planned else None
 
     def can(self, case: Case, devices: int) -> str | None:
         if self.plan is None:
