@@ -36,7 +36,8 @@ from torch import nn
 def build():
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(32, 4),
     )
 """
 

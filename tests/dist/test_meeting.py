@@ -45,6 +45,11 @@ def test_edges_and_statistics_travel_together(norm: str, layout: str) -> None:
     assert set(run_on(4, trained, norm, layout, ["0", "4", "7"], False)) == {3}
 
 
+def test_edges_of_what_was_pooled_ahead_of_its_norm() -> None:
+    ends = ["max_pool2d.early", "4", "7"]
+    assert set(run_on(4, trained, "batch", "tiles:2x2", ends, False)) == {3}
+
+
 def test_with_frozen_weights_below() -> None:
     assert set(run_on(3, trained, "batch", "tiles:3x1", ["0", "7"], True)) == {2}
 

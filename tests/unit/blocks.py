@@ -73,6 +73,19 @@ def _cumulative() -> nn.Module:
     return norm
 
 
+def _pooled(*behind: nn.Module, weights: tuple[float, ...] = (0.5, -2.0, 0.0, 1.5)) -> Build:
+    """A norm that turns one channel round and levels another, and a pool further on."""
+
+    def build() -> nn.Module:
+        norm = nn.BatchNorm2d(4)
+        with torch.no_grad():
+            norm.weight.copy_(torch.tensor(weights))
+            norm.bias.copy_(torch.tensor([0.1, 0.2, 0.3, -0.4]))
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), norm, *behind)
+
+    return build
+
+
 NORMS: dict[str, Case | Build] = {
     "batch norm": lambda: nn.BatchNorm2d(4),
     "batch norm eval": lambda: nn.BatchNorm2d(4).eval(),
@@ -90,6 +103,15 @@ NORMS: dict[str, Case | Build] = {
     "batch norm for nobody": Case(lambda: ForNobody(nn.BatchNorm2d(4)), ends=True),
     "batch norm 67": Case(
         lambda: nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(2)), maps=((1, 4, 67, 67),)
+    ),
+    "turning norm before a pool": _pooled(nn.LeakyReLU(0.1), nn.MaxPool2d(2)),
+    "turning norm before a pool 3": _pooled(nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3)),
+    "turning norm before a pool 5": _pooled(nn.Tanh(), nn.MaxPool2d(5, 3)),
+    "turning norm before two pools": _pooled(
+        nn.ReLU6(), nn.MaxPool2d(2), nn.Sigmoid(), nn.MaxPool2d((2, 1))
+    ),
+    "rising norm before a pool": _pooled(
+        nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3), weights=(0.5, 2.0, 1.0, 1.5)
     ),
     "group norm": lambda: nn.GroupNorm(2, 4),
     "group norm plain": lambda: nn.GroupNorm(4, 4, affine=False),

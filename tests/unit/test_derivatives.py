@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.records import Ref
-from terrazzo.runtime.derivatives import derivative
+from terrazzo.runtime.derivatives import Pool, derivative
 from terrazzo.runtime.operators import Operator
+from terrazzo.runtime.pooling import CACHED
 
 X, Y = Ref("x"), Ref("y")
 NORM = (X, Ref("moments"), Ref("weight"), Ref("bias"), 1e-3, "batch", 0)
 SHAPES: dict[str, Sequence[tuple[int, ...]]] = {
     "terrazzo.normalize": [(2, 3, 5, 4), (2, 3), (3,), (3,)],
+    "terrazzo.max_pool2d": [(2, 3, 5, 4), (3,)],
     "aten.add.Tensor": [(2, 3, 5, 4), (2, 3, 1, 1)],
     "aten.conv2d.default": [(2, 4, 5, 6), (6, 2, 3, 3), (6,)],
 }
@@ -35,6 +38,8 @@ CASES: list[tuple[str, tuple[Any, ...]]] = [
     ("aten.conv2d.default", (X, Y, None, (1, 1), (1, 1), (2, 1), 2)),
     ("aten.max_pool2d.default", (X, (2, 2))),
     ("aten.max_pool2d.default", (X, (3, 2), (2, 1), (1, 0))),
+    ("terrazzo.max_pool2d", (X, (2, 2), (2, 2), (0, 0), (1, 1), False, Ref("weight"))),
+    ("terrazzo.max_pool2d", (X, (3, 2), (2, 1), (1, 0), (1, 1), False, Ref("weight"))),
     ("terrazzo.normalize", NORM),
     ("terrazzo.moments", (X, "batch", 0)),
 ]
@@ -51,7 +56,7 @@ def test_as_autograd(op: str, args: tuple[Any, ...], overwrites: bool) -> None:
     entered = [tensor.clone().requires_grad_() for tensor in tensors]
     right: Tensor = Operator(op, args)(entered, lambda *_: None)  # type: ignore[arg-type, return-value]
     grad = torch.randn(right.shape, dtype=torch.float64)
-    expected = torch.autograd.grad(right, entered, grad)
+    expected = torch.autograd.grad(right, entered, grad, allow_unused=True)
     call = Operator(op, args)
     if overwrites:
         call.overwrite()
@@ -62,8 +67,28 @@ def test_as_autograd(op: str, args: tuple[Any, ...], overwrites: bool) -> None:
     given = grad.clone()
     found = written.backward(None, given, kept, own=overwrites)  # type: ignore[arg-type]
     assert overwrites or torch.equal(given, grad), "what others read is left alone"
-    for one, other in zip(found, expected, strict=False):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for one, other in zip_longest(found, expected):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        else:  # a weight that only its sign is asked of
+            assert one is None
+
+
+def test_a_pool_adds_to_the_gradient_that_there_is() -> None:
+    """As what flows back and an addition; through a few maps at a time."""
+    shape = (3, 5, 301, 299)
+    assert shape[0] * shape[1] * shape[2] * shape[3] > CACHED
+    for padding in ((0, 0), (1, 1)):
+        call = Operator("aten.max_pool2d.default", (X, (3, 3), (2, 2), padding))
+        written = derivative(call, wanted=[True], late=())
+        assert isinstance(written, Pool)
+        result, kept = written.forward([torch.randn(shape)])
+        grad, before = torch.randn(result.shape), torch.randn(shape)
+        (flow,) = written.backward(None, grad, kept, own=False)  # type: ignore[arg-type]
+        assert flow is not None
+        found = before.clone()
+        assert written.add(found, grad, kept)
+        torch.testing.assert_close(found, before + flow)
 
 
 @pytest.mark.parametrize("has_statistics", [True, False])

@@ -147,7 +147,7 @@ class TestGroups:
 
     def test_the_title_names_first_and_last_layer(self, small: Graph) -> None:
         plan = plan_graph(small, 2, layout="tiles:2x1", groups=["pool"])
-        assert [group.title for group in plan.groups] == ["conv1..pool", "conv2..head"]
+        assert [group.title for group in plan.groups] == ["conv1..act1", "conv2..head"]
         text = str(plan)
         assert "plan for 2 devices" in text
         assert "group 1: conv2..head  tiles:2x1" in text

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from terrazzo.errors import ModelError
 from terrazzo.graph.canonical import RANDOM, Call, rewrite
 from terrazzo.graph.flops import flops
+from terrazzo.graph.pooling import pool_first
 from terrazzo.graph.tracing import fixed_momentum, lower, path_taken, seeded, trace
 from terrazzo.records import Argument, Dtype, Graph, Node, Ref, Value
 
@@ -127,7 +128,7 @@ class Reader:
             for value in kept.values()
             if value.kind == "constant"
         }
-        return Export(graph, constants)
+        return Export(pool_first(graph), constants)
 
     def _read_inputs(self) -> tuple[str, ...]:
         placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from terrazzo.geometry import Box
+from terrazzo.graph.expand import expand_norms
 from terrazzo.graph.rules import Local, Read, rule_for
 from terrazzo.planner.workload import of_local
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import Load
-from terrazzo.schedule.expand import expand_norms
 
 NORMS = ("terrazzo.batch_norm", "terrazzo.instance_norm", "terrazzo.group_norm")
 LARGE_WEIGHTS = 4096

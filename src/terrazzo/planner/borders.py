@@ -24,7 +24,7 @@ def norm_behind(graph: Graph, norms: set[int], end: int) -> int | None:
     others then travels with the statistics.
     """
     index = end
-    while index not in norms:
+    while index not in norms and graph.nodes[index].op != "terrazzo.normalize":
         node = graph.nodes[index]
         rule = rule_for(node.op)
         maps = [name for name in node.refs if name in graph.producer]

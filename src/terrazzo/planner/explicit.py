@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from terrazzo.errors import PlanError, UsageError
+from terrazzo.graph.pooling import end_of
 from terrazzo.graph.rules.windows import windowed
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.schedule.tiling import group_of_nodes
@@ -114,7 +115,7 @@ def _even_ends(graph: Graph, count: int, *, behind: bool) -> list[int]:
 
 def _layer_end(graph: Graph, name: str) -> int:
     found = [
-        index
+        index if name == node.output else end_of(graph, index)
         for index, node in enumerate(graph.nodes)
         if name in (node.layer, node.output) or node.layer.startswith(name + ".")
     ]

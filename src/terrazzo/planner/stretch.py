@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrazzo.geometry import Box
+from terrazzo.graph.expand import expand_norms
 from terrazzo.graph.rules import (
     LOCAL,
     NORM,
@@ -33,7 +34,6 @@ from terrazzo.records import Graph, Group, Layout, Plan, Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.records.profile import OPERATOR, SUMMED
 from terrazzo.schedule import Combine, Compute, Exchange, Step
-from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.gradient import STOPS
 from terrazzo.schedule.homes import is_cut, sharers
 from terrazzo.schedule.sums import SMALL_BYTES

@@ -29,7 +29,18 @@ from terrazzo.runtime.norms import (
 )
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.pointwise import conv2d, gaps_of
-from terrazzo.runtime.pooling import Pair, bordered, pair, pooled, pooled_flow, windows_of
+from terrazzo.runtime.pooling import (
+    Pair,
+    add_pooled_flow,
+    bordered,
+    places_of,
+    pooled,
+    pooled_flow,
+    rises,
+    sides,
+    turned,
+    windows_of,
+)
 
 if TYPE_CHECKING:
     from terrazzo.runtime.steps.step import Run
@@ -202,8 +213,9 @@ class Pool:
 
     fresh, keeps, keeps_result = True, 1, False
 
-    def __init__(self, windows: tuple[Pair, Pair], around: Pair) -> None:
+    def __init__(self, windows: tuple[Pair, Pair], around: tuple[Pair, Pair]) -> None:
         self._windows, self._around = windows, around
+        self._inner = tuple(slice(low, -high or None) for low, high in around)
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
         x = bordered(tensors[0].contiguous(), self._around)
@@ -215,16 +227,45 @@ class Pool:
         self, run: Run, grad: Tensor, kept: tuple[Tensor, torch.Size], *, own: bool
     ) -> Flows:
         found = pooled_flow(grad, *kept, *self._windows)
-        inner = tuple(slice(pad, -pad or None) for pad in self._around)
-        return (found[(..., *inner)] if any(self._around) else found,)
+        return (found[(..., *self._inner)] if any(map(any, self._around)) else found,)
+
+    def add(self, flow: Tensor, grad: Tensor, kept: tuple[Tensor, torch.Size]) -> bool:
+        """Adds the gradient to the one that there is already, where that can be done."""
+        if not flow.is_contiguous() or flow.dtype != grad.dtype:
+            return False
+        add_pooled_flow(flow, grad, *kept, windows=self._windows, inner=self._inner)
+        return True
+
+
+class TurningPool(Pool):
+    """One that goes by the sign of its second input, to which no gradient flows."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
+        x, weight = tensors
+        if rises(weight):
+            return super().forward(tensors)
+        _, (numbers, shape) = super().forward((turned(x, weight),))
+        places = places_of(numbers, shape[-1], *self._windows)
+        whole = bordered(x, self._around).flatten(-2)
+        return whole.gather(-1, places.flatten(-2)).view(places.shape), (numbers, shape)
+
+
+POOLS = {"aten.max_pool2d.default": Pool, "terrazzo.max_pool2d": TurningPool}
 
 
 def _pool(
-    _: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: Any = False
+    kind: type[Pool],
+    _: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: Any = False,
+    *__: Any,
 ) -> Pool | None:
     """By the arguments of ``aten.max_pool2d``."""
     windows = windows_of(kernel, stride, dilation, ceil)
-    return None if windows is None else Pool(windows, pair(padding))
+    return None if windows is None else kind(windows, sides(padding))
 
 
 Back = Callable[[Tensor, Tensor, Sequence[Any], bool], Tensor]
@@ -286,8 +327,8 @@ def derivative(
         return Activation(call, OF_INPUT[op], of_result=False)
     if op == "aten.add.Tensor" and len(wanted) == 2 and all(alpha == 1 for alpha in args[2:]):
         return Sum(wanted)
-    if op == "aten.max_pool2d.default":
-        return _pool(*args)
+    if op in POOLS:
+        return _pool(POOLS[op], *args)
     if op == CONVOLUTION and len(args) == 7 and len(call.shape) != 3:
         return Convolution(call, wanted, late)
     if op == "terrazzo.normalize" and args[5] == BATCH:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from terrazzo.geometry import Box
+from terrazzo.graph.pooling import POOL, TURNING_POOL
 from terrazzo.records import Argument, Graph, Node, Ref
 from terrazzo.records.graph import walk
 from terrazzo.runtime.kernels import Site
@@ -36,8 +37,8 @@ def infer_dtypes(graph: Graph, *, autocast: bool, kind: str) -> Mapping[str, tor
 
         for node in graph.nodes:
             shape = graph.shape(node.output) if node.output else ()
-            args = _with_plain_momentum(node)
-            call = whole_operator(node.op, args, shape)
+            op, args = _without_numbers(node)
+            call = whole_operator(op, args, shape)
             result = call([tensors[ref.name] for ref in walk(args)], site)
             results = (result,) if isinstance(result, Tensor) else result
             for name, tensor in zip(node.outputs, results, strict=False):
@@ -46,8 +47,11 @@ def infer_dtypes(graph: Graph, *, autocast: bool, kind: str) -> Mapping[str, tor
     return found
 
 
-def _with_plain_momentum(node: Node) -> tuple[Argument, ...]:
-    """A cumulative average divides by a counter, which a fake tensor cannot tell."""
+def _without_numbers(node: Node) -> tuple[str, tuple[Argument, ...]]:
+    """An operator that asks for no numbers, which a fake tensor cannot tell: a cumulative average
+    divides by a counter, and a pool may go by the sign of a weight."""
     if node.op == "terrazzo.batch_norm" and isinstance(node.args[5], Ref):
-        return (*node.args[:5], 0.1, node.args[6])
-    return node.args
+        return node.op, (*node.args[:5], 0.1, node.args[6])
+    if node.op == TURNING_POOL:
+        return POOL, node.args[:-1]
+    return node.op, node.args

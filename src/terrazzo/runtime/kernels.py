@@ -17,7 +17,7 @@ from torch import Tensor
 
 from terrazzo.geometry import Box
 from terrazzo.runtime.pointwise import conv2d
-from terrazzo.runtime.pooling import max_pool2d
+from terrazzo.runtime.pooling import max_pool2d, turning_max_pool2d
 from terrazzo.runtime.random import mix, normal, uniform
 
 
@@ -317,6 +317,7 @@ KERNELS: dict[str, Kernel] = {
     "terrazzo.adaptive_max_pool2d": adaptive_max_whole,
     "aten.conv2d.default": conv2d,
     "aten.max_pool2d.default": max_pool2d,
+    "terrazzo.max_pool2d": turning_max_pool2d,
 }  # fmt: skip
 
 DRAWS: dict[str, Kernel] = {

@@ -28,20 +28,61 @@ def max_pool2d(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: Any = False
 ) -> Tensor:
     """``aten.max_pool2d``, by rows where that is faster."""
-    windows, around = windows_of(kernel, stride, dilation, ceil), pair(padding)
-    plain = x.device.type == "cpu" and x.is_floating_point() and x.is_contiguous() and x.dim() >= 3
-    if windows is None or not plain or x.numel() == 0:
+    windows = windows_of(kernel, stride, dilation, ceil)
+    if windows is None or not _is_plain(x):
         size, step = pair(kernel), pair(stride or kernel)
-        return F.max_pool2d(x, size, step, around, pair(dilation), bool(ceil))
+        return F.max_pool2d(x, size, step, pair(padding), pair(dilation), bool(ceil))
+    around = sides(padding)
     found: Tensor = _ByRows.apply(bordered(x, around), *windows)  # type: ignore[no-untyped-call]
     return found
 
 
-def bordered(x: Tensor, around: Pair) -> Tensor:
+def turning_max_pool2d(
+    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: Any, weight: Tensor
+) -> Tensor:
+    """Of every window what is largest times the sign of its channel's weight; no gradient flows to
+    that. ``padding`` may differ from side to side."""
+    windows, around, weight = (
+        windows_of(kernel, stride, dilation, ceil),
+        sides(padding),
+        weight.detach(),
+    )
+    if windows is not None and _is_plain(x) and rises(weight):
+        found: Tensor = _ByRows.apply(bordered(x, around), *windows)  # type: ignore[no-untyped-call]
+        return found
+    _, places = F.max_pool2d(
+        bordered(turned(x.detach(), weight), around), pair(kernel), pair(stride or kernel),
+        return_indices=True,
+    )  # fmt: skip
+    return bordered(x, around).flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it can be pooled by rows."""
+    is_float = x.device.type == "cpu" and x.is_floating_point()
+    return is_float and x.is_contiguous() and x.dim() >= 3 and x.numel() > 0
+
+
+def rises(weight: Tensor) -> bool:
+    """Whether no channel is turned round."""
+    return bool((weight > 0).all())
+
+
+def turned(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight.sign().to(x.dtype).view(-1, 1, 1)
+
+
+def sides(padding: Any) -> tuple[Pair, Pair]:
+    """Rows before and after a map, and columns."""
+    rows, columns = (padding, padding) if isinstance(padding, int) else (padding[0], padding[-1])
+    return pair(rows), pair(columns)
+
+
+def bordered(x: Tensor, around: tuple[Pair, Pair]) -> Tensor:
     """With so many rows and columns around it that never win."""
-    if not any(around):
+    if not any(map(any, around)):
         return x
-    return F.pad(x, (around[1], around[1], around[0], around[0]), value=float("-inf"))
+    return F.pad(x, (*around[1], *around[0]), value=float("-inf"))
 
 
 def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> tuple[Pair, Pair] | None:
@@ -125,26 +166,55 @@ def pooled_flow(
 ) -> Tensor:
     """The gradient of what was pooled."""
     found = torch.empty(shape, dtype=grad.dtype)
-    flows, grads, places = (
-        tensor.view(-1, *tensor.shape[-2:]) for tensor in (found, grad.contiguous(), numbers)
-    )
+    flows = _maps(found)
+    grads, places = _maps(grad.contiguous()), _maps(numbers)
     for span in _spans(flows):
-        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-            grads[span], flows[span], kernel, stride, (0, 0), (1, 1), False,
-            _places(places[span], shape[-1], kernel, stride), grad_input=flows[span],
-        )  # fmt: skip
+        _scatter(grads[span], places[span], kernel, stride, flows[span])
     return found
 
 
-def _spans(maps: Tensor) -> Iterator[slice]:
-    """As many maps at a time as stay in a cache."""
-    step = max(1, CACHED // maps[0].numel())
+def add_pooled_flow(
+    flow: Tensor,
+    grad: Tensor,
+    numbers: Tensor,
+    shape: torch.Size,
+    *,
+    windows: tuple[Pair, Pair],
+    inner: tuple[slice, ...],
+) -> None:
+    """Adds it to the gradient that there is already, ``inner`` without what lay around; through a
+    few maps that stay in a cache, where adding all at once would read and write all once more."""
+    grads, places, flows = _maps(grad.contiguous()), _maps(numbers), _maps(flow)
+    spans = list(_spans(places, elements=shape[-1] * shape[-2]))
+    found = torch.empty((spans[0].stop if spans else 0, *shape[-2:]), dtype=grad.dtype)
+    for span in spans:
+        part = found[: len(grads[span])]
+        _scatter(grads[span], places[span], *windows, part)
+        flows[span] += part[..., inner[0], inner[1]]
+
+
+def _maps(tensor: Tensor) -> Tensor:
+    return tensor.view(-1, *tensor.shape[-2:])
+
+
+def _scatter(grads: Tensor, numbers: Tensor, kernel: Pair, stride: Pair, flows: Tensor) -> None:
+    torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+        grads, flows, kernel, stride, (0, 0), (1, 1), False,
+        places_of(numbers, flows.shape[-1], kernel, stride), grad_input=flows,
+    )  # fmt: skip
+
+
+def _spans(maps: Tensor, elements: int = 0) -> Iterator[slice]:
+    """As many maps at a time, of so many elements each, as stay in a cache."""
+    if not len(maps):
+        return
+    step = max(1, CACHED // (elements or maps[0].numel()))
     for low in range(0, len(maps), step):
         yield slice(low, low + step)
 
 
-def _places(number: Tensor, line: int, kernel: Pair, stride: Pair) -> Tensor:
-    """Where in its map each maximum is."""
+def places_of(number: Tensor, line: int, kernel: Pair, stride: Pair) -> Tensor:
+    """Where in its map, whose rows are so long, each maximum is."""
     (height, width), (high, wide) = number.shape[-2:], kernel
     rows = torch.zeros_like(number)
     for row in range(1, high):  # comparing bytes takes a fraction of dividing integers

@@ -27,6 +27,7 @@ Kept = dict[str, dict[int, Box]]
 
 def meet_once(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The same steps; exchanges that statistics can travel with end later."""
+    steps = _statistics_first(steps)
     found: list[Step] = []
     arrivals: dict[int, Arrive] = {}
     for index, step in enumerate(steps):
@@ -38,6 +39,21 @@ def meet_once(steps: Sequence[Step]) -> tuple[Step, ...]:
             arrivals[end] = Arrive(step.writes, step.group)
         found.append(step)
     return tuple(found)
+
+
+def _statistics_first(steps: Sequence[Step]) -> list[Step]:
+    """Statistics of what an exchange brings stand right behind it: ahead of a pool that went before
+    its norm."""
+    found: list[Step] = []
+    for step in steps:
+        at = len(found)
+        if isinstance(step, Combine):
+            while at and not set(found[at - 1].writes).intersection(step.reads):
+                at -= 1
+            if not at or not isinstance(found[at - 1], Exchange):
+                at = len(found)
+        found.insert(at, step)
+    return found
 
 
 def _end(steps: Sequence[Step], begin: int) -> int | None:
@@ -54,7 +70,7 @@ def _end(steps: Sequence[Step], begin: int) -> int | None:
     for index in range(begin + 1, len(steps)):
         step = steps[index]
         if isinstance(step, Combine) and _reads_only_kept(step, kept):
-            meets = meets or step.inputs[0] in kept
+            meets = meets or step.reduction.combine == "moments"
         elif isinstance(step, Exchange) or any(name in kept for name in step.reads):
             return index if meets else None
     return None

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from terrazzo.errors import PlanError
 from terrazzo.geometry import Box, transfers
 from terrazzo.geometry.box import hull
+from terrazzo.graph.expand import expand_norms
 from terrazzo.graph.rules import LOCAL, NORM, REDUCE, SUM, WHOLE, Local, rule_for
 from terrazzo.records import Graph, Plan, Ref
 from terrazzo.records.graph import fingerprint
 from terrazzo.schedule.arrivals import meet_once
-from terrazzo.schedule.expand import expand_norms
 from terrazzo.schedule.homes import Homes, homes, owners
 from terrazzo.schedule.passes import chain, materialised, strips
 from terrazzo.schedule.program import (

@@ -208,6 +208,14 @@ def _max_pool(node: Node, graph: Graph, box: Box) -> Local:
     return Local((read,), node.op, args, fill=float("-inf"))
 
 
+def _turning_pool(node: Node, graph: Graph, box: Box) -> Local:
+    """All its padding is its own: what lies around is never chosen, whichever way it looks."""
+    read = window_read(graph.shape(node.refs[0]), box, _pool_windows(node))
+    x, kernel, stride, _, *how = node.args
+    reads = (Read(read.box), Read(Box((box.spans[1],))))
+    return Local(reads, node.op, (x, kernel, stride, read.pad[-2:], *how))
+
+
 def _avg_pool(node: Node, graph: Graph, box: Box) -> Local:
     x, _, _, _, _, include_pad, override = node.args
     shape, windows = graph.shape(node.refs[0]), _pool_windows(node)
@@ -321,6 +329,7 @@ TABLE.add(
     "aten.conv_transpose2d.input",
 )
 TABLE.add(Rule(place=image_place, local=_max_pool), "aten.max_pool2d.default")
+TABLE.add(Rule(place=image_place, local=_turning_pool), "terrazzo.max_pool2d")
 TABLE.add(Rule(place=image_place, local=_avg_pool), "aten.avg_pool2d.default")
 TABLE.add(
     Rule(place=_global_place, local=_adaptive("terrazzo.adaptive_avg"), reduce=global_avg),

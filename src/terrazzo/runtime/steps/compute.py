@@ -21,9 +21,9 @@ FORGETFUL = frozenset(
     f"aten.{op}"
     for op in (
         "conv2d.default conv2d.padding conv_transpose2d.input linear.default add.Tensor "
-        "batch_norm.default cat.default"
+        "batch_norm.default cat.default max_pool2d.default"
     ).split()
-) | {"terrazzo.batch_norm", "terrazzo.group_norm", "terrazzo.normalize"}
+) | {f"terrazzo.{op}" for op in "batch_norm group_norm normalize max_pool2d".split()}
 """Operators whose gradient does not need their result."""
 
 
@@ -199,6 +199,7 @@ class ComputeStep:
         saved: Piece | list[Any] | None = run.saved.pop(self.index, None)
         if saved is None:
             return
+        own = run.exclusive.intersection(self.exports)
         grads = {name: run.gradient(name) for name in self.exports if name in run.grads}
         fresh: Set[str] = self.fresh
         found: Mapping[str, Tensor]
@@ -207,7 +208,7 @@ class ComputeStep:
         else:
             written = self._tapes[run.carriers]
             assert written is not None
-            found, fresh = written.backward(run, saved, grads)
+            found, fresh = written.backward(run, saved, grads, own)
         for name, grad in found.items():
             first = name not in run.grads
             run.add(name, grad)

@@ -99,21 +99,32 @@ class MomentsStep:
     def _add(self, run: Run, x: Tensor, level: Tensor, slope: Tensor) -> None:
         """Adds level + slope * x to the gradient of what was counted, in place if it is ours."""
         name = self.step.inputs[0]
-        if name not in run.exclusive:
+        first = name not in run.grads and not self.own
+        if first:
+            run.grads[name] = run.empty(name)
+        elif name not in run.exclusive:
             before = run.grads.get(name)
             run.grads[name] = run.zeros(name) if before is None else before.clone()
-            run.exclusive.add(name)
+        run.exclusive.add(name)
         kind, groups = str(self.kind), int(self.groups)  # type: ignore[arg-type]
         part = self._counted(run.grads[name])
         rows = as_rows(self._counted(x), kind, groups)
         flow = as_rows(part, kind, groups)  # a view, unless rows had to be copied together
         level, slope = as_column(level, rows), as_column(slope, rows)
-        step = max(1, CACHED // max(1, rows.numel() // rows.shape[1]))
-        if step >= rows.shape[1]:
-            flow.addcmul_(rows, slope).add_(level)
+        if first:
+            torch.addcmul(level, rows, slope, out=flow)
         else:
-            for low in range(0, rows.shape[1], step):  # twice over what is still in a cache
-                span = (slice(None), slice(low, low + step))
-                flow[span].addcmul_(rows[span], slope[span]).add_(level[span])
+            _add_line(flow, rows, level, slope)
         if flow.data_ptr() != part.data_ptr():
             part.copy_(flow.reshape(part.shape))
+
+
+def _add_line(flow: Tensor, rows: Tensor, level: Tensor, slope: Tensor) -> None:
+    """Adds level + slope * rows, twice over what is still in a cache."""
+    step = max(1, CACHED // max(1, rows.numel() // rows.shape[1]))
+    if step >= rows.shape[1]:
+        flow.addcmul_(rows, slope).add_(level)
+        return
+    for low in range(0, rows.shape[1], step):
+        span = (slice(None), slice(low, low + step))
+        flow[span].addcmul_(rows[span], slope[span]).add_(level[span])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from terrazzo.records import Node
 from terrazzo.runtime.convolution import can_wait
-from terrazzo.runtime.derivatives import Derivative, derivative
+from terrazzo.runtime.derivatives import Derivative, Pool, derivative
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Apply
@@ -66,10 +66,10 @@ class Tape:
         return kept
 
     def backward(
-        self, run: Run, kept: list[Any], grads: dict[str, Tensor]
+        self, run: Run, kept: list[Any], grads: dict[str, Tensor], own: set[str]
     ) -> tuple[dict[str, Tensor], set[str]]:
-        """From gradients of what left to gradients of what entered; and which of these are ours."""
-        own: set[str] = set()
+        """From gradients of what left to gradients of what entered; ``own``, before and after, are
+        those of them in memory of our own, which may be overwritten."""
         for line in reversed(self.lines):
             saved = kept.pop()
             gradient, call = line.gradient, line.call
@@ -83,6 +83,10 @@ class Tape:
             own.discard(line.outputs[0])
             if shape is not None:
                 grad, is_own = _laid(grad, shape, call.crop), True
+            if isinstance(gradient, Pool) and not shapes:
+                flow = _so_far(run, grads, own, name=line.inputs[0])
+                if flow is not None and gradient.add(flow, grad, needed):
+                    continue
             found = gradient.backward(run, grad, needed, own=is_own)
             for position, (name, part) in enumerate(zip(line.inputs, found, strict=False)):
                 if part is None:
@@ -118,6 +122,13 @@ def _apply(
     cropped = call.cropped(result)
     local[line.outputs[0]] = cropped
     return None if cropped is result else result.shape, shapes, needed
+
+
+def _so_far(run: Run, grads: dict[str, Tensor], own: set[str], *, name: str) -> Tensor | None:
+    """The gradient that an array has already, if it lies in memory of our own."""
+    if name in grads:
+        return grads[name] if name in own else None
+    return run.grads[name] if name in run.exclusive else None
 
 
 def _put(local: dict[str, Tensor], outputs: Sequence[str], result: Any) -> None:

@@ -21,10 +21,17 @@ def expand_norms(graph: Graph, split: Set[int]) -> Graph:
         if index not in split:
             nodes.append(node)
             continue
-        moments = _moments_value(node, graph)
+        moments, parts = taken_apart(node, graph)
         values[moments.name] = moments
-        nodes += _parts(node, graph, Ref(moments.name))
+        nodes += parts
     return replace(graph, values=values, nodes=tuple(nodes))
+
+
+def taken_apart(node: Node, graph: Graph) -> tuple[Value, list[Node]]:
+    """A norm in two words, and what stands between them: statistics, normalising and, where it has
+    any, new running statistics."""
+    moments = _moments_value(node, graph)
+    return moments, _parts(node, graph, Ref(moments.name))
 
 
 def _moments_value(node: Node, graph: Graph) -> Value:
