@@ -147,7 +147,7 @@ def plan(
     """A plan for a model on inputs like ``example``.
 
     ``layout``: "tiles:2x3", uneven "tiles:3,2,1x1", "samples", "channels", "whole", a Layout, or
-    "auto". ``groups``: "each" (exchange halos at every operator), "one" (recompute everything), a
+    "auto". ``groups``: "each" (exchange at every operator), "one" (recompute everything), a
     number, layers that end groups, or "auto". Where both are left open, the plan with the least
     predicted time (or, with ``objective="memory"``, memory) is searched for, by a ``profile`` of
     the devices (a Profile or its file; default: the newest one that ``terrazzo cluster profile``

@@ -25,7 +25,7 @@ from terrazzo.planner.wishes import IDLE_BYTES, SMALL_IDLE_BYTES, room_bytes
 from terrazzo.planning import informed
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES, Machine
-from terrazzo.schedule import lower
+from terrazzo.schedule import lower, traffic
 from terrazzo.schedule.tiling import group_of_nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,11 +123,25 @@ class TestLayout:
 
 
 class TestGroups:
-    @pytest.mark.parametrize("groups", ["auto", "each"])
-    def test_each_gives_every_window_its_own_group(self, small: Graph, groups: str) -> None:
-        plan = plan_graph(small, 2, layout="auto", groups=groups)
+    def test_auto_gives_every_window_its_own_group(self, small: Graph) -> None:
+        plan = plan_graph(small, 2, layout="auto", groups="auto")
         assert set(heads(small, plan)) == {1}
         assert len(plan.groups) == sum(windowed(node, small) for node in small.nodes)
+
+    def test_each_gives_every_product_its_own_group(self, small: Graph) -> None:
+        """Those of single pixels too, which in channels read what the others hold."""
+        plan = plan_graph(small, 2, layout="auto", groups="each")
+        places = zip(group_of_nodes(small, plan), small.nodes, strict=True)
+        products = {"conv2d", "max_pool2d", "linear"}
+        own = [place for place, node in places if node.op.split(".")[1] in products]
+        assert own == list(range(6)) == list(range(len(plan.groups)))
+
+    def test_in_channels_each_exchanges_inside_of_pairs_and_auto_does_not(self) -> None:
+        pair = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+        graph = export(pair, (torch.zeros(1, 4, 8, 8),)).graph
+        plans = (plan_graph(graph, 2, layout="channels:2", groups=one) for one in ("auto", "each"))
+        auto, each = (sum(traffic(lower(graph, plan), set()).sent_bytes) for plan in plans)
+        assert 0 < auto < each
 
     def test_one(self, small: Graph) -> None:
         plan = plan_graph(small, 2, layout="auto", groups="one")

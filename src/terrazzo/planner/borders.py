@@ -7,14 +7,18 @@ from terrazzo.graph.rules.windows import windowed
 from terrazzo.records import Graph
 
 
-def ends(graph: Graph) -> list[int]:
-    """Nodes behind which a group may end: before products, windows and pools; and the last."""
-    heads = [
+def heads(graph: Graph) -> list[int]:
+    """Nodes that a group may begin with: products, windows and pools."""
+    return [
         index
         for index, node in enumerate(graph.nodes)
         if windowed(node, graph) or ((rule := rule_for(node.op)) and rule.makes)
     ]
-    return [*(head - 1 for head in heads[1:] if head > 0), len(graph.nodes) - 1]
+
+
+def ends(graph: Graph) -> list[int]:
+    """Nodes behind which a group may end: before each that one may begin with, and the last."""
+    return [*(head - 1 for head in heads(graph)[1:] if head > 0), len(graph.nodes) - 1]
 
 
 def norm_behind(graph: Graph, norms: set[int], end: int) -> int | None:

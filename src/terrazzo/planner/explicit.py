@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.pooling import end_of
 from terrazzo.graph.rules.windows import windowed
+from terrazzo.planner.borders import heads
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.schedule.tiling import group_of_nodes
 
@@ -20,37 +21,35 @@ def plan_graph(
 ) -> Plan:
     """A plan for one graph.
 
-    ``layout``: "auto", "whole", "tiles", "tiles:RxC" or a Layout. ``groups``: "auto", "each",
-    "one", a number, or names of layers that end groups.
+    ``layout``: "auto", "whole", "tiles", "tiles:RxC" or a Layout. ``groups``: "auto" (one
+    for every operator that needs halos), "each" (for every product too), "one", a number, or names
+    of layers that end groups.
     """
     if devices < 1:
         raise UsageError(f"a plan for {devices} devices was asked for; it needs at least 1")
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
     chosen = layout_of(graph, devices, layout)
-    ends = _ends(graph, groups, behind=passes > 0)
-    return Plan(
-        graph=graph.digest,
-        devices=devices,
-        groups=tuple(
-            Group(graph.nodes[last].output, chosen, group_title(graph, first, last), passes)
-            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
-        ),
-    )
+    whole = Plan(graph.digest, devices, (Group(graph.nodes[-1].output, chosen),))
+    return with_borders(graph, whole, _ends(graph, groups, behind=passes > 0), passes)
 
 
 def regrouped(graph: Graph, plan: Plan, groups: Groups) -> Plan:
     """The layouts of a plan with other borders; groups also end where its layout changes."""
     layouts = [plan.groups[place].layout for place in group_of_nodes(graph, plan)]
-    changes = {at for at, both in enumerate(pairwise(layouts)) if both[0] != both[1]}
-    ends = sorted({*_ends(graph, groups, behind=False), *changes})
-    return replace(
-        plan,
-        groups=tuple(
-            Group(graph.nodes[last].output, layouts[last], group_title(graph, first, last))
-            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False)
-        ),
-    )
+    changes = [at for at, both in enumerate(pairwise(layouts)) if both[0] != both[1]]
+    return with_borders(graph, plan, [*_ends(graph, groups, behind=False), *changes])
+
+
+def with_borders(graph: Graph, plan: Plan, ends: Iterable[int], passes: int = 0) -> Plan:
+    """A plan with groups that end behind these nodes, in the layouts it had there."""
+    places = group_of_nodes(graph, plan)
+    groups, first = [], 0
+    for last in sorted({*ends, len(graph.nodes) - 1}):
+        layout, title = plan.groups[places[last]].layout, group_title(graph, first, last)
+        groups.append(Group(graph.nodes[last].output, layout, title, passes))
+        first = last + 1
+    return replace(plan, groups=tuple(groups))
 
 
 def layout_of(graph: Graph, devices: int, layout: str | Layout) -> Layout:
@@ -82,34 +81,38 @@ def best_grid(graph: Graph, devices: int) -> Layout:
 def _ends(graph: Graph, groups: Groups, *, behind: bool) -> list[int]:
     """The indices of the nodes that end groups."""
     final = len(graph.nodes) - 1
-    if groups in ("auto", "each"):
-        count = sum(windowed(node, graph) for node in graph.nodes) or 1
-        return _even_ends(graph, count, behind=behind)
     if groups == "one":
         return [final]
+    if groups == "each":
+        products = heads(graph)
+        return _even_ends(graph, products, len(products) or 1, behind=behind)
+    # The operators that need halos: products of single pixels go with them, so that in channels a
+    # pair of convolutions exchanges once.
+    windows = [index for index, node in enumerate(graph.nodes) if windowed(node, graph)]
+    if groups == "auto":
+        return _even_ends(graph, windows, len(windows) or 1, behind=behind)
     if isinstance(groups, str) and groups.isdigit():
         groups = int(groups)
     if isinstance(groups, int):
-        return _even_ends(graph, groups, behind=behind)
+        return _even_ends(graph, windows, groups, behind=behind)
     names = groups.split(",") if isinstance(groups, str) else list(groups)
     ends = {_layer_end(graph, name) for name in names}
     return sorted(ends | {final})
 
 
-def _even_ends(graph: Graph, count: int, *, behind: bool) -> list[int]:
-    """Groups with equal numbers of windowed operators, the ones that need halos.
+def _even_ends(graph: Graph, begins: Sequence[int], count: int, *, behind: bool) -> list[int]:
+    """Groups with equal numbers of the operators that one may begin with.
 
     A group ends just before the next such operator, or right behind its own last one: then what
     is kept between groups are results of convolutions, from which the cheap rest is made again.
     """
-    heads = [index for index, node in enumerate(graph.nodes) if windowed(node, graph)]
-    if not 1 <= count <= max(len(heads), 1):
+    if not 1 <= count <= max(len(begins), 1):
         raise PlanError(
-            f"groups={count}: the model has {len(heads)} operators with windows, so a number from "
-            f"1 to {max(len(heads), 1)} makes sense"
+            f"groups={count}: the model has {len(begins)} operators with windows, so a number from "
+            f"1 to {max(len(begins), 1)} makes sense"
         )
-    cuts = [position * len(heads) // count for position in range(1, count)]
-    ends = [heads[cut - 1] if behind else heads[cut] - 1 for cut in cuts]
+    cuts = [position * len(begins) // count for position in range(1, count)]
+    ends = [begins[cut - 1] if behind else begins[cut] - 1 for cut in cuts]
     return [*ends, len(graph.nodes) - 1]
 
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from terrazzo.errors import PlanError
-from terrazzo.planner.explicit import group_title
-from terrazzo.records import Graph, Group, Plan
+from terrazzo.planner.explicit import with_borders
+from terrazzo.records import Graph, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
 from terrazzo.schedule.ledger import WASTE, WEIGHTS_WASTE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
-from terrazzo.schedule.tiling import group_of_nodes
 
 PASSES = (4, 16, 64)
 """Numbers of strips to try, from fast to small."""
@@ -171,8 +170,8 @@ class _Search:
 
     def __init__(self, graph: Graph, plan: Plan, passes: int, limits: Sequence[int]) -> None:
         self.graph, self.passes, self.limits = graph, passes, limits
-        heavy = [node.output for node in graph.nodes if is_heavy(node, graph)]
-        self.each = _with_borders(graph, plan, heavy, passes)
+        heavy = [index for index, node in enumerate(graph.nodes) if is_heavy(node, graph)]
+        self.each = with_borders(graph, plan, heavy, passes)
         most = tightest(graph, self.each, limits)
         self.base = most.foot
         self.items = _items(lower(graph, self.each), most.device)
@@ -186,7 +185,7 @@ class _Search:
             ends = self._borders(self._room(budget))
             if ends is None:
                 return None
-            plan = _with_borders(self.graph, self.each, ends, self.passes)
+            plan = self._plan(ends)
             excess = tightest(self.graph, plan, self.limits).missing_bytes
             if excess <= 0:
                 return plan
@@ -202,7 +201,11 @@ class _Search:
             found = self._borders(middle)
             low, high = (middle, high) if found is None else (low, middle)
             ends = found or ends
-        return _with_borders(self.graph, self.each, ends, self.passes)
+        return self._plan(ends)
+
+    def _plan(self, ends: Sequence[str]) -> Plan:
+        nodes = [self.graph.producer[end] for end in ends]
+        return with_borders(self.graph, self.each, nodes, self.passes)
 
     def _room(self, budget: int) -> int:
         """What is left for arrays and their gradients."""
@@ -253,19 +256,6 @@ def _unbeaten(states: Sequence[_State]) -> list[_State]:
         if not found or state.repeated < found[-1].repeated:
             found.append(state)
     return found
-
-
-def _with_borders(graph: Graph, plan: Plan, ends: Sequence[str], passes: int) -> Plan:
-    """A plan with groups that end at these values, in the layouts it had there."""
-    groups = group_of_nodes(graph, plan)
-    final = graph.nodes[-1].output
-    found, start = [], 0
-    for index in sorted({graph.producer[end] for end in (*ends, final)}):
-        layout = plan.groups[groups[index]].layout
-        title = group_title(graph, start, index)
-        found.append(Group(graph.nodes[index].output, layout, title, passes))
-        start = index + 1
-    return Plan(plan.graph, plan.devices, tuple(found))
 
 
 def _items(program: Program, device: int) -> list[_Item]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from terrazzo.graph.rules.windows import windowed
+from terrazzo.planner.borders import heads
 from terrazzo.records import Graph, Group, Plan
 
 
 def retarget(plan: Plan, old: Graph, new: Graph) -> Plan:
-    """The same layouts, with groups ending after as many windowed operators as before.
+    """The same layouts, with groups ending after as many products, windows and pools as before.
 
     Names of values differ between train and eval mode, and operators may come and go with the
-    input size; convolutions and pools are what the borders of groups are about.
+    input size; these are what the borders of groups are about.
     """
     if old.digest == new.digest:
         return plan
-    before = [index for index, node in enumerate(old.nodes) if windowed(node, old)]
-    after = [index for index, node in enumerate(new.nodes) if windowed(node, new)]
+    before, after = heads(old), heads(new)
     groups: dict[int, Group] = {}
     for group in plan.groups:
         end = old.producer[group.last]

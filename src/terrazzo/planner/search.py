@@ -185,10 +185,10 @@ def _pictures(graph: Graph) -> bool:
 
 
 def _everywhere(graph: Graph, devices: int, layout: Layout) -> dict[str, Plan]:
-    """One layout, exchanging at every operator and never."""
+    """One layout, exchanging at every operator, at those that need halos, and never."""
     return {
         f"{layout} {groups}": plan_graph(graph, devices, layout=layout, groups=groups)
-        for groups in ("each", "one")
+        for groups in ("each", "auto", "one")
     }
 
 
