@@ -110,6 +110,7 @@ NORMS: dict[str, Case | Build] = {
     "turning norm before two pools": _pooled(
         nn.ReLU6(), nn.MaxPool2d(2), nn.Sigmoid(), nn.MaxPool2d((2, 1))
     ),
+    "turning norm eval before a pool": lambda: _pooled(nn.ReLU(), nn.MaxPool2d(2))().eval(),
     "rising norm before a pool": _pooled(
         nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3), weights=(0.5, 2.0, 1.0, 1.5)
     ),

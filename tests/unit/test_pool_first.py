@@ -54,6 +54,13 @@ MOVED: dict[str, tuple[nn.Module, str]] = {
         nn.Sequential(nn.BatchNorm2d(4), nn.LeakyReLU(0.1), POOL),
         "max_pool2d moments running normalize leaky_relu",
     ),
+    "norm with given statistics": (
+        nn.Sequential(nn.BatchNorm2d(4).eval(), nn.ReLU(), POOL), "max_pool2d batch_norm relu",
+    ),
+    "one norm, for it has one sign": (
+        nn.Sequential(nn.BatchNorm2d(4).eval(), nn.BatchNorm2d(4).eval(), POOL),
+        "batch_norm max_pool2d batch_norm",
+    ),
     "two activations": (nn.Sequential(nn.ReLU(), nn.Sigmoid(), POOL), "max_pool2d relu sigmoid"),
     "overlapping windows": (nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2, 1)), "max_pool2d relu"),
     "one pool behind another": (

@@ -25,7 +25,8 @@ from terrazzo.records import Graph, Node, Ref
 POOL = "aten.max_pool2d.default"
 TURNING_POOL = "terrazzo.max_pool2d"
 """The same with a weight for each channel behind its arguments, by whose sign it goes."""
-NORM = "terrazzo.batch_norm"
+NORM, FIXED_NORM = "terrazzo.batch_norm", "aten.batch_norm.default"
+"""A batch norm in training, and one whose statistics are given."""
 RISING = frozenset(
     f"aten.{name}.default" for name in "relu leaky_relu hardtanh sigmoid hardsigmoid tanh".split()
 )
@@ -71,8 +72,8 @@ def _before(graph: Graph, index: int) -> list[int]:
             break
         found.append(at)
         name = graph.nodes[at].refs[0]
-        if graph.nodes[at].op == NORM:
-            break  # what it is a norm of is read by its statistics
+        if graph.nodes[at].op in (NORM, FIXED_NORM):
+            break  # what it is a norm of is read by its statistics; and a pool goes by one sign
     return found
 
 
@@ -80,7 +81,7 @@ def _is_rising(node: Node) -> bool:
     if node.op == "aten.leaky_relu.default":
         slope = node.args[1] if len(node.args) > 1 else 0.0
         return isinstance(slope, (int, float)) and slope >= 0
-    return node.op in RISING or (node.op == NORM and bool(node.outputs[0]))
+    return node.op in RISING or (node.op in (NORM, FIXED_NORM) and bool(node.outputs[0]))
 
 
 def _moved(graph: Graph, index: int, before: list[int]) -> Graph:
@@ -100,11 +101,11 @@ def _moved(graph: Graph, index: int, before: list[int]) -> Graph:
         new[at] = [node]
     (first,) = new[before[-1]]
     early = replace(pool, args=(Ref(source), *pool.args[1:]), outputs=(ahead,))
+    if first.op in (NORM, FIXED_NORM) and first.args[1] is not None:
+        early = replace(early, op=TURNING_POOL, args=(*early.args, first.args[1]))
     if first.op == NORM:
         moments, (statistics, normalize, *running) = taken_apart(first, graph)
         values[moments.name] = moments
-        if first.args[1] is not None:
-            early = replace(early, op=TURNING_POOL, args=(*early.args, first.args[1]))
         # Edges of what was pooled can leave before statistics are taken, and arrive with them.
         new[before[-1]] = [early, statistics, *running, _reading(ahead, normalize)]
     else:
