@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from terrazzo.graph.pooling import POOL, TURNING_POOL
 from terrazzo.graph.rules.norms import BATCH
 from terrazzo.records import Ref
 from terrazzo.runtime.convolution import OP as CONVOLUTION
@@ -30,15 +31,12 @@ from terrazzo.runtime.norms import (
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.pointwise import conv2d, gaps_of
 from terrazzo.runtime.pooling import (
-    Pair,
+    Around,
+    Windows,
     add_pooled_flow,
-    bordered,
-    places_of,
     pooled,
     pooled_flow,
-    rises,
     sides,
-    turned,
     windows_of,
 )
 
@@ -209,63 +207,47 @@ class Statistics:
 
 
 class Pool:
-    """A max pool by rows; as torch's own, it keeps what it has read from being changed."""
+    """A max pool by rows; as torch's own, it keeps what it has read from being changed.
+
+    ``turning``: it goes by the sign of its second input, to which no gradient flows.
+    """
 
     fresh, keeps, keeps_result = True, 1, False
 
-    def __init__(self, windows: tuple[Pair, Pair], around: tuple[Pair, Pair]) -> None:
-        self._windows, self._around = windows, around
-        self._inner = tuple(slice(low, -high or None) for low, high in around)
+    def __init__(self, windows: Windows, around: Around, *, turning: bool) -> None:
+        self._windows, self._around, self._turning = windows, around, turning
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
-        x = bordered(tensors[0].contiguous(), self._around)
-        result, numbers = pooled(x, *self._windows, numbered=True)
+        x, weight = tensors[0].contiguous(), tensors[1] if self._turning else None
+        result, numbers = pooled(x, self._windows, self._around, weight=weight, numbered=True)
         assert numbers is not None
         return result, (numbers, x.shape)
 
     def backward(
         self, run: Run, grad: Tensor, kept: tuple[Tensor, torch.Size], *, own: bool
     ) -> Flows:
-        found = pooled_flow(grad, *kept, *self._windows)
-        return (found[(..., *self._inner)] if any(map(any, self._around)) else found,)
+        return (pooled_flow(grad, *kept, self._windows, self._around),)
 
     def add(self, flow: Tensor, grad: Tensor, kept: tuple[Tensor, torch.Size]) -> bool:
         """Adds the gradient to the one that there is already, where that can be done."""
         if not flow.is_contiguous() or flow.dtype != grad.dtype:
             return False
-        add_pooled_flow(flow, grad, *kept, windows=self._windows, inner=self._inner)
+        add_pooled_flow(flow, grad, kept[0], self._windows, self._around)
         return True
 
 
-class TurningPool(Pool):
-    """One that goes by the sign of its second input, to which no gradient flows."""
-
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
-        x, weight = tensors
-        if rises(weight):
-            return super().forward(tensors)
-        _, (numbers, shape) = super().forward((turned(x, weight),))
-        places = places_of(numbers, shape[-1], *self._windows)
-        whole = bordered(x, self._around).flatten(-2)
-        return whole.gather(-1, places.flatten(-2)).view(places.shape), (numbers, shape)
-
-
-POOLS = {"aten.max_pool2d.default": Pool, "terrazzo.max_pool2d": TurningPool}
-
-
 def _pool(
-    kind: type[Pool],
     _: Any,
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
     ceil: Any = False,
-    *__: Any,
+    *weight: Any,
 ) -> Pool | None:
-    """By the arguments of ``aten.max_pool2d``."""
+    """By the arguments of ``aten.max_pool2d``, and a weight behind them."""
     windows = windows_of(kernel, stride, dilation, ceil)
-    return None if windows is None else kind(windows, sides(padding))
+    return None if windows is None else Pool(windows, sides(padding), turning=bool(weight))
 
 
 Back = Callable[[Tensor, Tensor, Sequence[Any], bool], Tensor]
@@ -327,8 +309,8 @@ def derivative(
         return Activation(call, OF_INPUT[op], of_result=False)
     if op == "aten.add.Tensor" and len(wanted) == 2 and all(alpha == 1 for alpha in args[2:]):
         return Sum(wanted)
-    if op in POOLS:
-        return _pool(POOLS[op], *args)
+    if op in (POOL, TURNING_POOL):
+        return _pool(*args)
     if op == CONVOLUTION and len(args) == 7 and len(call.shape) != 3:
         return Convolution(call, wanted, late)
     if op == "terrazzo.normalize" and args[5] == BATCH:

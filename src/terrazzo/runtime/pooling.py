@@ -7,7 +7,7 @@ equal elements the first one wins, row by row, as in torch, and gets the gradien
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,10 @@ CACHED = 1 << 19
 """Elements that are pooled at a time, so that what is passed over repeatedly stays in a cache."""
 
 Pair = tuple[int, int]
+Windows = tuple[Pair, Pair]
+"""Their size, and their stride."""
+Around = tuple[Pair, Pair]
+"""Rows before and after a map, and columns."""
 
 
 def max_pool2d(
@@ -32,8 +36,7 @@ def max_pool2d(
     if windows is None or not _is_plain(x):
         size, step = pair(kernel), pair(stride or kernel)
         return F.max_pool2d(x, size, step, pair(padding), pair(dilation), bool(ceil))
-    around = sides(padding)
-    found: Tensor = _ByRows.apply(bordered(x, around), *windows)  # type: ignore[no-untyped-call]
+    found: Tensor = _ByRows.apply(x, None, windows, sides(padding))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -42,19 +45,14 @@ def turning_max_pool2d(
 ) -> Tensor:
     """Of every window what is largest times the sign of its channel's weight; no gradient flows to
     that. ``padding`` may differ from side to side."""
-    windows, around, weight = (
-        windows_of(kernel, stride, dilation, ceil),
-        sides(padding),
-        weight.detach(),
-    )
-    if windows is not None and _is_plain(x) and rises(weight):
-        found: Tensor = _ByRows.apply(bordered(x, around), *windows)  # type: ignore[no-untyped-call]
+    windows, around = windows_of(kernel, stride, dilation, ceil), sides(padding)
+    if windows is not None and _is_plain(x):
+        found: Tensor = _ByRows.apply(x, weight, windows, around)  # type: ignore[no-untyped-call]
         return found
-    _, places = F.max_pool2d(
-        bordered(turned(x.detach(), weight), around), pair(kernel), pair(stride or kernel),
-        return_indices=True,
-    )  # fmt: skip
-    return bordered(x, around).flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
+    turned = x.detach() * weight.detach().sign().to(x.dtype).view(-1, 1, 1)
+    size, step = pair(kernel), pair(stride or kernel)
+    _, places = F.max_pool2d(_bordered(turned, around), size, step, return_indices=True)
+    return _at(places, _bordered(x, around))
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -63,29 +61,13 @@ def _is_plain(x: Tensor) -> bool:
     return is_float and x.is_contiguous() and x.dim() >= 3 and x.numel() > 0
 
 
-def rises(weight: Tensor) -> bool:
-    """Whether no channel is turned round."""
-    return bool((weight > 0).all())
-
-
-def turned(x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight.sign().to(x.dtype).view(-1, 1, 1)
-
-
-def sides(padding: Any) -> tuple[Pair, Pair]:
+def sides(padding: Any) -> Around:
     """Rows before and after a map, and columns."""
     rows, columns = (padding, padding) if isinstance(padding, int) else (padding[0], padding[-1])
     return pair(rows), pair(columns)
 
 
-def bordered(x: Tensor, around: tuple[Pair, Pair]) -> Tensor:
-    """With so many rows and columns around it that never win."""
-    if not any(map(any, around)):
-        return x
-    return F.pad(x, (*around[1], *around[0]), value=float("-inf"))
-
-
-def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> tuple[Pair, Pair] | None:
+def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> Windows | None:
     """Size and stride of windows that can be pooled by rows; None for others."""
     size = pair(kernel)
     if ceil or max(pair(dilation)) > 1 or max(size) > WIDEST:
@@ -95,30 +77,73 @@ def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> tuple[Pair
 
 class _ByRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair) -> Tensor:
-        result, numbers = pooled(x, kernel, stride, numbered=ctx.needs_input_grad[0])
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, windows: Windows, around: Around
+    ) -> Tensor:
+        numbered = ctx.needs_input_grad[0]
+        result, numbers = pooled(x, windows, around, weight=weight, numbered=numbered)
         if numbers is not None:
             ctx.save_for_backward(numbers)
-            ctx.how = x.shape, kernel, stride
+            ctx.how = x.shape, windows, around
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return pooled_flow(grad, *ctx.saved_tensors, *ctx.how), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (numbers,), (shape, windows, around) = ctx.saved_tensors, ctx.how
+        return pooled_flow(grad, numbers, shape, windows, around), None, None, None
 
 
 def pooled(
-    x: Tensor, kernel: Pair, stride: Pair, *, numbered: bool
+    x: Tensor, windows: Windows, around: Around, *, weight: Tensor | None = None, numbered: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The maxima of all windows and, if ``numbered``, which element of its window each one is."""
+    """The maxima of all windows and, if ``numbered``, which element of its window each one is.
+
+    Channels whose ``weight`` is negative are turned round, of those where it is zero the first
+    elements are taken; mostly there are few.
+    """
+    result, numbers = _pooled(_bordered(x, around), windows, numbered=numbered)
+    if weight is None or bool((weight > 0).all()):
+        return result, numbers
+    falling, level = weight < 0, weight == 0
+    if falling.any():
+        turned = _bordered(x[:, falling].neg_(), around)
+        least, found = _pooled(turned, windows, numbered=numbered)
+        result[:, falling] = least.neg_()
+        if numbers is not None and found is not None:
+            numbers[:, falling] = found
+    if level.any():
+        part = x[:, level]
+        _, found = _pooled(_bordered(torch.zeros_like(part), around), windows, numbered=True)
+        assert found is not None
+        part = _bordered(part, around)
+        result[:, level] = _at(_places(found, part.shape[-1], windows), part)
+        if numbers is not None:
+            numbers[:, level] = found
+    return result, numbers
+
+
+def _bordered(x: Tensor, around: Around) -> Tensor:
+    """With so many rows and columns around it that never win."""
+    if not any(map(any, around)):
+        return x
+    return F.pad(x, (*around[1], *around[0]), value=float("-inf"))
+
+
+def _at(places: Tensor, x: Tensor) -> Tensor:
+    """What stands at these places of each map."""
+    return x.flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
+
+
+def _pooled(x: Tensor, windows: Windows, *, numbered: bool) -> tuple[Tensor, Tensor | None]:
+    kernel, stride = windows
     height, width = (
         (extent - size) // step + 1
         for extent, size, step in zip(x.shape[-2:], kernel, stride, strict=True)
     )
     result = x.new_empty(*x.shape[:-2], height, width)
     numbers = torch.zeros(result.shape, dtype=torch.uint8) if numbered else None
-    maps, tops = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, result))
+    maps, tops = _maps(x), _maps(result)
     for span in _spans(maps):
         # Within each row first: what then wins between rows is the first of its row.
         along = (-1, kernel[1], stride[1], width)
@@ -162,45 +187,51 @@ def _largest(
 
 
 def pooled_flow(
-    grad: Tensor, numbers: Tensor, shape: torch.Size, kernel: Pair, stride: Pair
+    grad: Tensor, numbers: Tensor, shape: torch.Size, windows: Windows, around: Around
 ) -> Tensor:
-    """The gradient of what was pooled."""
-    found = torch.empty(shape, dtype=grad.dtype)
+    """The gradient of what was pooled, which had this shape."""
+    found = torch.empty(_outer(shape, around), dtype=grad.dtype)
     flows = _maps(found)
     grads, places = _maps(grad.contiguous()), _maps(numbers)
     for span in _spans(flows):
-        _scatter(grads[span], places[span], kernel, stride, flows[span])
-    return found
+        _scatter(grads[span], places[span], windows, flows[span])
+    return found[_inner(around)] if any(map(any, around)) else found
 
 
 def add_pooled_flow(
-    flow: Tensor,
-    grad: Tensor,
-    numbers: Tensor,
-    shape: torch.Size,
-    *,
-    windows: tuple[Pair, Pair],
-    inner: tuple[slice, ...],
+    flow: Tensor, grad: Tensor, numbers: Tensor, windows: Windows, around: Around
 ) -> None:
-    """Adds it to the gradient that there is already, ``inner`` without what lay around; through a
-    few maps that stay in a cache, where adding all at once would read and write all once more."""
+    """Adds it to the gradient that there is already; through a few maps that stay in a cache, where
+    adding all at once would read and write all once more."""
     grads, places, flows = _maps(grad.contiguous()), _maps(numbers), _maps(flow)
-    spans = list(_spans(places, elements=shape[-1] * shape[-2]))
-    found = torch.empty((spans[0].stop if spans else 0, *shape[-2:]), dtype=grad.dtype)
+    outer, inner = _outer(flow.shape[-2:], around), _inner(around)
+    spans = list(_spans(places, elements=outer[0] * outer[1]))
+    found = torch.empty((spans[0].stop if spans else 0, *outer), dtype=grad.dtype)
     for span in spans:
         part = found[: len(grads[span])]
-        _scatter(grads[span], places[span], *windows, part)
-        flows[span] += part[..., inner[0], inner[1]]
+        _scatter(grads[span], places[span], windows, part)
+        flows[span] += part[inner]
+
+
+def _outer(shape: Sequence[int], around: Around) -> tuple[int, ...]:
+    """The shape of a map with what lies around it."""
+    *maps, height, width = shape
+    return (*maps, height + sum(around[0]), width + sum(around[1]))
+
+
+def _inner(around: Around) -> tuple[Any, ...]:
+    """Where the map lies in it."""
+    return (..., *(slice(low, -high or None) for low, high in around))
 
 
 def _maps(tensor: Tensor) -> Tensor:
     return tensor.view(-1, *tensor.shape[-2:])
 
 
-def _scatter(grads: Tensor, numbers: Tensor, kernel: Pair, stride: Pair, flows: Tensor) -> None:
+def _scatter(grads: Tensor, numbers: Tensor, windows: Windows, flows: Tensor) -> None:
     torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-        grads, flows, kernel, stride, (0, 0), (1, 1), False,
-        places_of(numbers, flows.shape[-1], kernel, stride), grad_input=flows,
+        grads, flows, *windows, (0, 0), (1, 1), False,
+        _places(numbers, flows.shape[-1], windows), grad_input=flows,
     )  # fmt: skip
 
 
@@ -213,9 +244,9 @@ def _spans(maps: Tensor, elements: int = 0) -> Iterator[slice]:
         yield slice(low, low + step)
 
 
-def places_of(number: Tensor, line: int, kernel: Pair, stride: Pair) -> Tensor:
+def _places(number: Tensor, line: int, windows: Windows) -> Tensor:
     """Where in its map, whose rows are so long, each maximum is."""
-    (height, width), (high, wide) = number.shape[-2:], kernel
+    (height, width), ((high, wide), stride) = number.shape[-2:], windows
     rows = torch.zeros_like(number)
     for row in range(1, high):  # comparing bytes takes a fraction of dividing integers
         rows.add_((number >= row * wide).view(torch.uint8))
