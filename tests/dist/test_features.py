@@ -104,6 +104,34 @@ def test_a_frozen_backbone_sends_nothing_in_backward() -> None:
     assert run_on(2, frozen_all_but_the_head) == [0, 0]
 
 
+def frozen_before_a_pool(eval_norm: bool, activation: str, options: dict[str, Any]) -> None:
+    """A pool that goes by the sign of a norm's weight, which alone is trained."""
+    torch.manual_seed(3)
+    conv, norm = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), nn.BatchNorm2d(4)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, -0.7, 0.0, 0.5]))
+    layers = [conv, norm.train(not eval_norm), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    models = pair(nn.Sequential(*layers, getattr(nn, activation)(), *end).double(), **options)
+    both(models, lambda model: loss_of(model).backward())
+    assert conv.weight.grad is None
+    both(models, lambda model: torch.optim.SGD(model.parameters(), 1.0).step())
+    plain, net = models
+    assert_close(net.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("eval_norm", [False, True])
+@pytest.mark.parametrize("activation", ["ReLU", "GELU"])  # which has its gradient by autograd
+@pytest.mark.parametrize(
+    "options", [{"layout": "tiles:2x1"}, {"groups": "one", "passes": 2}, {"layout": "channels"}],
+    ids=["tiles", "passes", "channels"],
+)  # fmt: skip
+def test_a_pool_that_goes_by_a_weight_behind_frozen_layers(
+    options: dict[str, Any], activation: str, eval_norm: bool
+) -> None:
+    run_on(2, frozen_before_a_pool, eval_norm, activation, options)
+
+
 def accumulation() -> None:
     models = pair()
     for step in range(4):

@@ -46,10 +46,11 @@ def turning_max_pool2d(
     """Of every window what is largest times the sign of its channel's weight; no gradient flows to
     that. ``padding`` may differ from side to side."""
     windows, around = windows_of(kernel, stride, dilation, ceil), sides(padding)
+    weight = weight.detach()
     if windows is not None and _is_plain(x):
         found: Tensor = _ByRows.apply(x, weight, windows, around)  # type: ignore[no-untyped-call]
         return found
-    turned = x.detach() * weight.detach().sign().to(x.dtype).view(-1, 1, 1)
+    turned = x.detach() * weight.sign().to(x.dtype).view(-1, 1, 1)
     size, step = pair(kernel), pair(stride or kernel)
     _, places = F.max_pool2d(_bordered(turned, around), size, step, return_indices=True)
     return _at(places, _bordered(x, around))

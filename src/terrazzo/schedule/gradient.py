@@ -6,14 +6,17 @@ message, also a device whose box is empty.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from terrazzo.graph.pooling import TURNING_POOL
 from terrazzo.records import Node
 from terrazzo.schedule.program import Combine, Compute, Exchange, Passes, Program, Spread, Take
 
 STOPS = frozenset(
     f"aten.{name}.default" for name in "detach zeros_like ones_like full_like empty_like".split()
 ) | frozenset(f"terrazzo.{name}" for name in "bernoulli rand_like randn_like rand randn".split())
+FOLLOWED = {TURNING_POOL: 1}
+"""Of these operators a gradient goes back to so many inputs; the others are only looked at."""
 
 
 def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -26,9 +29,9 @@ def edges(program: Program) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
             found += [((move.source,), (move.target,)) for move in step.moves]
         elif isinstance(step, Compute):
             found += [
-                (apply.inputs, tuple(name for name in apply.outputs if name))
+                (_followed(node, apply.inputs), tuple(name for name in apply.outputs if name))
                 for apply in step.applies
-                if _passes(program.graph.nodes[apply.node])
+                if _passes(node := program.graph.nodes[apply.node])
             ]
         elif isinstance(step, Passes):
             found += _chain_edges(program, step)
@@ -47,12 +50,17 @@ def _chain_edges(program: Program, step: Passes) -> list[tuple[tuple[str, ...], 
         )
         last = index == step.nodes[-1]
         if _passes(node):
-            found.append((inputs, (step.target if last else f"{step.target}/{node.output}",)))
+            target = step.target if last else f"{step.target}/{node.output}"
+            found.append((_followed(node, inputs), (target,)))
     return found
 
 
 def _passes(node: Node) -> bool:
     return node.gradient and node.op not in STOPS
+
+
+def _followed(node: Node, inputs: Sequence[str]) -> tuple[str, ...]:
+    return tuple(inputs[: FOLLOWED.get(node.op)])
 
 
 def differentiable(program: Program, leaves: Set[str]) -> frozenset[str]:
