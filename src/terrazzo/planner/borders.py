@@ -21,6 +21,14 @@ def ends(graph: Graph) -> list[int]:
     return [*(head - 1 for head in heads(graph)[1:] if head > 0), len(graph.nodes) - 1]
 
 
+def behind_statistics(graph: Graph, end: int) -> int:
+    """The last of the statistics that stand right behind an end: those of a norm that a pool went
+    ahead of."""
+    while end + 1 < len(graph.nodes) and graph.nodes[end + 1].op == "terrazzo.moments":
+        end += 1
+    return end
+
+
 def norm_behind(graph: Graph, norms: set[int], end: int) -> int | None:
     """The node before a norm from which an end is reached element by element, if there is one.
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.pooling import end_of
 from terrazzo.graph.rules.windows import windowed
-from terrazzo.planner.borders import heads
+from terrazzo.planner.borders import behind_statistics, heads
 from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.schedule.tiling import group_of_nodes
 
@@ -42,10 +42,12 @@ def regrouped(graph: Graph, plan: Plan, groups: Groups) -> Plan:
 
 
 def with_borders(graph: Graph, plan: Plan, ends: Iterable[int], passes: int = 0) -> Plan:
-    """A plan with groups that end behind these nodes, in the layouts it had there."""
+    """A plan with groups that end behind these nodes, in the layouts it had there; with passes,
+    behind the statistics there too: those of the next group would keep what they are taken of."""
     places = group_of_nodes(graph, plan)
+    ends = {*ends, len(graph.nodes) - 1}
     groups, first = [], 0
-    for last in sorted({*ends, len(graph.nodes) - 1}):
+    for last in sorted({behind_statistics(graph, end) for end in ends} if passes else ends):
         layout, title = plan.groups[places[last]].layout, group_title(graph, first, last)
         groups.append(Group(graph.nodes[last].output, layout, title, passes))
         first = last + 1

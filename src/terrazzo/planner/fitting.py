@@ -262,15 +262,18 @@ def _items(program: Program, device: int) -> list[_Item]:
     """The arrays that passes make on one device, in order."""
     readers: dict[str, tuple[list[int], list[int]]] = {}
     origin: dict[str, str] = {}
-    made = 0
+    made, group = 0, -1
     for step in program.steps:
         if isinstance(step, Exchange):
             origin |= {move.target: move.source for move in step.moves}
         elif isinstance(step, (Passes, Combine)):
+            # Statistics that end a group belong to what it made last.
+            reader = made - 1 if isinstance(step, Combine) and step.group == group else made
             for name in step.reads:
                 source = origin.get(name, name)
-                readers.setdefault(source, ([], []))[name in origin].append(made)
-        made += isinstance(step, Passes)
+                readers.setdefault(source, ([], []))[name in origin].append(reader)
+        if isinstance(step, Passes):
+            made, group = made + 1, step.group
     found = []
     for step in program.steps:
         if isinstance(step, Passes):
