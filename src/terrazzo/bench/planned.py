@@ -43,6 +43,7 @@ class Drawing:
         self.graph = export(WithLoss(task.model), (task.images,)).graph
         budget_s = max(1.0, min(MOST_S, SHARE * race_s))
         self.profile = measure(hosts, self.graph, key={}, budget_s=budget_s, tell=lambda text: None)
+        self.profile.save(self.folder / self._file("profile"))
         self._best: dict[str, Tried] = {}
 
     def plan(self, layout: str, groups: str = "auto") -> Planned:
@@ -56,14 +57,12 @@ class Drawing:
             plan = regrouped(self.graph, plan, groups)
             prediction = predict(lower(self.graph, plan), self.profile)
             name = f"its layouts in {count_text(len(plan.groups), 'group')}"
-        path = self.folder / self._file(layout, groups)
+        path = self.folder / self._file("plan", layout, groups)
         plan.save(path)
         return Planned(path, f"{name}; {seconds_text(prediction.step_s)} predicted", prediction)
 
-    def _file(self, layout: str, groups: str) -> str:
+    def _file(self, what: str, *asked: str) -> str:
         case = self.case
-        asked = [word.replace(":", "-") for word in (layout, groups) if word != "auto"]
-        return (
-            "-".join(["plan", case.model, str(case.side), str(case.batch), "on", case.on, *asked])
-            + ".json"
-        )
+        said = [word.replace(":", "-") for word in asked if word != "auto"]
+        words = [what, case.model, str(case.side), str(case.batch), "on", case.on, *said]
+        return "-".join(words) + ".json"
