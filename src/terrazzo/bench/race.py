@@ -101,7 +101,7 @@ def hold_race(
     say: Callable[[str], None],
     truths: Truths,
 ) -> Race:
-    """Runs all peers on the hosts; in ``scratch`` the profile and the plans that were made are left."""
+    """Runs all peers on the hosts; in ``scratch`` the profile and the plans made by it are left."""
     began_s, devices = time.monotonic(), len(hosts.names)
     rates = _rates(hosts)
     entries = [_enter(case, name, hosts, rates.index(max(rates))) for name in names]

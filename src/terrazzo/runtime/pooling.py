@@ -46,14 +46,10 @@ def turning_max_pool2d(
     """Of every window what is largest times the sign of its channel's weight; no gradient flows to
     that. ``padding`` may differ from side to side."""
     windows, around = windows_of(kernel, stride, dilation, ceil), sides(padding)
-    weight = weight.detach()
-    if windows is not None and _is_plain(x):
-        found: Tensor = _ByRows.apply(x, weight, windows, around)  # type: ignore[no-untyped-call]
-        return found
-    turned = x.detach() * weight.sign().to(x.dtype).view(-1, 1, 1)
-    size, step = pair(kernel), pair(stride or kernel)
-    _, places = F.max_pool2d(_bordered(turned, around), size, step, return_indices=True)
-    return _at(places, _bordered(x, around))
+    by: Any = _ByRows if windows is not None and _is_plain(x) else _ByPlaces
+    windows = windows or (pair(kernel), pair(stride or kernel))
+    found: Tensor = by.apply(x, weight.detach(), windows, around)
+    return found
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -93,6 +89,28 @@ class _ByRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (numbers,), (shape, windows, around) = ctx.saved_tensors, ctx.how
         return pooled_flow(grad, numbers, shape, windows, around), None, None, None
+
+
+class _ByPlaces(torch.autograd.Function):
+    """By places that torch's own pool finds, and with its gradient: on a GPU, or wide windows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, windows: Windows, around: Around) -> Tensor:
+        turned = _bordered(x * weight.sign().to(x.dtype).view(-1, 1, 1), around)
+        _, places = F.max_pool2d(turned, *windows, return_indices=True)
+        ctx.save_for_backward(places)
+        ctx.how = x.shape, windows, around
+        return _at(places, _bordered(x, around))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,), (shape, windows, around) = ctx.saved_tensors, ctx.how
+        pooled_from = grad.new_empty(_outer(shape, around))  # looked at for its shape alone
+        found = torch.ops.aten.max_pool2d_with_indices_backward(
+            grad, pooled_from, *windows, (0, 0), (1, 1), False, places
+        )
+        return found[_inner(around)] if any(map(any, around)) else found, None, None, None
 
 
 def pooled(
