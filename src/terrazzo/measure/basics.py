@@ -48,19 +48,23 @@ def copy_bytes_per_s(watch: Stopwatch) -> float:
 
 
 def fresh_s_per_byte() -> float:
-    """Raw seconds that a byte takes more when its memory was given back to the system before.
+    """Raw seconds that a byte takes more where its memory is taken from the system and given back.
 
     In blocks as strips have them, from the C library: it decides how large the pages are.
     """
     trim()
     begin_s = time.thread_time()
     blocks = [torch.empty(FRESH // 4).zero_() for _ in range(FRESH_BLOCKS)]
-    touched_s = time.thread_time() - begin_s
+    taken_s = time.thread_time() - begin_s
     begin_s = time.thread_time()
     for block in blocks:
         block.zero_()
     again_s = time.thread_time() - begin_s
-    return max(0.0, touched_s - again_s) / (FRESH * FRESH_BLOCKS)
+    begin_s = time.thread_time()
+    del blocks, block
+    trim()
+    returned_s = time.thread_time() - begin_s
+    return max(0.0, taken_s - again_s + returned_s) / (FRESH * FRESH_BLOCKS)
 
 
 def update_s_per_element(watch: Stopwatch, *, elements: int = UPDATED) -> Mapping[str, float]:

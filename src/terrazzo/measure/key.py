@@ -13,7 +13,7 @@ from terrazzo.records.machine import Machine
 from terrazzo.records.profile import VERSION, Profile
 
 FREQUENCIES = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-METHOD = 4
+METHOD = 5
 """Raised when measuring itself changes, so that older figures are not mixed with newer ones."""
 
 MODEL, PLACE, ACCELERATORS = "model", "devices", "accelerators"

@@ -301,21 +301,29 @@ class _Walk:
         """Every strip forward; in the backward pass forward again, all but the last operator.
 
         Such steps return free pages (``runtime/allocator.py``), so what an operator makes lies on
-        new ones each time: forward, and if it is made again once more, with its gradient.
+        new ones each time: forward, and if it is made again once more, with its gradient. So do the
+        array that all strips together make, and the gradient of what they read.
         """
         last = len(step.nodes) - 1
         each = [BYTES[self.graph.values[self.graph.nodes[n].output].dtype] for n in step.nodes]
         for strip in step.strips[device]:
             for place, (local, box) in enumerate(zip(strip.locals, strip.boxes, strict=True)):
-                cost = self.prices.local(local, box, device)
-                weights = [n for n in step.inputs[place] if n and self._is_weight(n)]
-                inner = any(not n or n in self.live for n in step.inputs[place] if n not in weights)
+                cost, arrays = self.prices.local(local, box, device), step.inputs[place]
+                weights = [n for n in arrays if n and self._is_weight(n)]
+                inner = any(not n or n in self.live for n in arrays if n not in weights)
                 fresh_s = self.prices.fresh_s(box.size * each[place], device)
                 again_s = cost.forward_s + 2 * fresh_s if place != last else 0.0
                 by_weight = any(name in self.live for name in weights)
+                read = sum(
+                    read.box.size
+                    for name, read in zip(arrays, local.reads, strict=True)
+                    if name in self.live and name not in weights
+                )
+                flow_s = self.prices.fresh_s(read * each[place], device)
+                made_s = cost.forward_s + fresh_s * (2 if place == last else 1)
                 yield Seconds(
-                    cost.forward_s + fresh_s + self.prices.own_s(OPERATOR, device)[0],
-                    again_s + (cost.backward_input_s if inner else 0.0),
+                    made_s + self.prices.own_s(OPERATOR, device)[0],
+                    again_s + flow_s + (cost.backward_input_s if inner else 0.0),
                     cost.backward_weight_s if by_weight else 0.0,
                 )
 

@@ -36,7 +36,8 @@ def max_pool2d(
     if windows is None or not _is_plain(x):
         size, step = pair(kernel), pair(stride or kernel)
         return F.max_pool2d(x, size, step, pair(padding), pair(dilation), bool(ceil))
-    found: Tensor = _ByRows.apply(x, None, windows, sides(padding))  # type: ignore[no-untyped-call]
+    around = sides(padding)
+    found: Tensor = _ByRows.apply(x.contiguous(), None, windows, around)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -48,14 +49,14 @@ def turning_max_pool2d(
     windows, around = windows_of(kernel, stride, dilation, ceil), sides(padding)
     by: Any = _ByRows if windows is not None and _is_plain(x) else _ByPlaces
     windows = windows or (pair(kernel), pair(stride or kernel))
-    found: Tensor = by.apply(x, weight.detach(), windows, around)
+    found: Tensor = by.apply(x.contiguous(), weight.detach(), windows, around)
     return found
 
 
 def _is_plain(x: Tensor) -> bool:
     """Whether it can be pooled by rows."""
     is_float = x.device.type == "cpu" and x.is_floating_point()
-    return is_float and x.is_contiguous() and x.dim() >= 3 and x.numel() > 0
+    return is_float and x.dim() >= 3 and x.numel() > 0
 
 
 def sides(padding: Any) -> Around:
