@@ -39,8 +39,8 @@ each is beside the others."""
 FIRST_ROUND = 0.85
 """Part of the budget after which no new trial begins; the rest is for those in doubt."""
 LARGEST_PART = 0.3
-"""No single trial may take more of the budget. The largest are what a step spends most on: with half
-as much, a small board timed no 3x3 convolution of a whole image, and they looked a third slower."""
+"""No single trial may take more of the budget. With half as much a small board timed no 3x3
+convolution of a whole image: what it spends most on looked a third slower than it is."""
 IDLE_BYTES = 250 << 20
 HELD = 5
 """A trial holds its maps, their gradients, and copies of both in a kernel's own order."""

@@ -36,8 +36,8 @@ def max_pool2d(
     if windows is None or not _is_plain(x):
         size, step = pair(kernel), pair(stride or kernel)
         return F.max_pool2d(x, size, step, pair(padding), pair(dilation), bool(ceil))
-    around = sides(padding)
-    found: Tensor = _ByRows.apply(x.contiguous(), None, windows, around)  # type: ignore[no-untyped-call]
+    by: Any = _ByRows
+    found: Tensor = by.apply(x.contiguous(), None, windows, sides(padding))
     return found
 
 
@@ -54,9 +54,10 @@ def turning_max_pool2d(
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it can be pooled by rows."""
-    is_float = x.device.type == "cpu" and x.is_floating_point()
-    return is_float and x.dim() >= 3 and x.numel() > 0
+    """Whether it can be pooled by rows; a strip of a map lies in pieces, and is copied together."""
+    if x.device.type != "cpu" or not x.is_floating_point() or x.dim() < 3 or not x.numel():
+        return False
+    return x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last)
 
 
 def sides(padding: Any) -> Around:
