@@ -22,6 +22,9 @@ IDLE = 0.17
 """What may lie idle at the largest moment, of what a step needs then: less costs page faults."""
 LARGE_BYTES = 3 << 20
 """From this size on, blocks get pages of their own where memory is short: few, and never idle."""
+END_BYTES = 64 << 20
+"""And what may lie free at the end of the heap there: a step looks after it. glibc would return
+it and take it again from strip to strip."""
 KEPT_BYTES = 1 << 30
 """Where it is not: what glibc may keep."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -65,7 +68,7 @@ class Heap:
 
     def be_tidy(self) -> None:
         """Large blocks apart from the heap, from now on: they leave no holes in it."""
-        _tune(largest_bytes=LARGE_BYTES, kept_bytes=LEAST_BYTES)
+        _tune(largest_bytes=LARGE_BYTES, kept_bytes=END_BYTES)
 
     def trim(self) -> None:
         """Returns all free pages to the system."""
