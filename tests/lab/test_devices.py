@@ -11,7 +11,7 @@ from emulated import described
 
 from terrazzo.cluster import LaunchResult, launch
 from terrazzo.errors import LabError
-from terrazzo.lab import LabHosts, state
+from terrazzo.lab import LabHosts, Topology, load_presets, state, vectors
 from terrazzo.lab.hosts import disk_of
 from terrazzo.lab.network import CABLE, burst_bytes
 from terrazzo.lab.probes import Probes
@@ -85,6 +85,23 @@ class TestHosts:
         """Least of all those of this machine, as root as they are."""
         found = hosts.environment(0, port=1, base={})["TERRAZZO_KNOBS"]
         assert Path(found).is_dir() and Panel.find(Sysfs(Path(found))).parts == ()
+
+    def test_they_send_as_boards_do_whatever_the_rule_here_is(self, hosts: LabHosts) -> None:
+        code = (
+            "import socket; one = socket.socket(); one.setblocking(False)\n"
+            "one.connect_ex(('10.77.0.254', 9))\n"
+            "rule = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)\n"
+            "print(rule.rstrip(bytes(1)).decode())"
+        )
+        _, lines = gather(hosts, code)
+        assert lines == {device: ["cubic"] for device in range(3)}
+
+    def test_their_libraries_are_as_narrow_as_the_board(self) -> None:
+        with LabHosts.open(Topology.parse("1xpi3", load_presets())) as hosts:
+            told = hosts.environment(0, port=1, base={})
+            asked = hosts.environment(0, port=1, base={"ATEN_CPU_CAPABILITY": "avx2"})
+        assert told.items() >= vectors.environment(128).items()
+        assert asked["ATEN_CPU_CAPABILITY"] == "avx2"  # who says so knows better
 
     def test_files_are_copied_where_all_find_them(self, hosts: LabHosts, tmp_path: Path) -> None:
         source = tmp_path / "model.bin"

@@ -63,18 +63,21 @@ class TestDescriptions:
         assert Topology.from_json(found.to_json()) == found
 
 
+TABLE = "gflops = 2.0\nthreads = 2\nmemory_mib = 256\nwire = { mbit = 10.0 }\n"
+
+
 class TestPresets:
     def test_each_figure_has_a_source(self, presets: dict[str, Preset]) -> None:
         for preset in presets.values():
             given = {"compute", "memory", "watts", "storage"}
             given |= {kind for kind in ("wire", "wifi") if getattr(preset, kind)}
+            given |= {"vectors"} if preset.vector_bits else set()
             assert set(preset.sources) == given, preset.name
 
     def test_own_ones_here_and_in_a_named_file(self, tmp_path: Path) -> None:
-        table = "gflops = 2.0\nthreads = 2\nmemory_mib = 256\nwire = { mbit = 10.0 }\n"
-        (tmp_path / "terrazzo-presets.toml").write_text(f"[mine]\n{table}")
+        (tmp_path / "terrazzo-presets.toml").write_text(f"[mine]\n{TABLE}")
         named = tmp_path / "other.toml"
-        named.write_text(f"[pi3]\n{table}")
+        named.write_text(f"[pi3]\n{TABLE}")
         found = load_presets([named], here=tmp_path)
         assert found["mine"].memory_bytes == 256 << 20
         assert found["pi3"].flops_per_s == 2e9  # over the built-in one
@@ -88,6 +91,7 @@ class TestPresets:
             ("gflops = 1.0\nthreads = 1\n", "memory_mib = None"),
             ("speed = 1.0\n", "says speed; known are"),
             ("gflops = nan\n", "gflops = nan"),
+            (f"vector_bits = 96\n{TABLE}", "vector_bits = 96; known are 128, 256, 512"),
             ("wire = 3\ngflops = 1.0\nthreads = 1\nmemory_mib = 1\n", "it is a table of mbit"),
         ],
     )

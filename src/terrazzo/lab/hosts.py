@@ -18,7 +18,7 @@ from pathlib import Path
 from terrazzo.cluster.hosts import FOREIGN_PREFIXES, available_cores, copy_here, rendezvous
 from terrazzo.cluster.process import DeviceProcess
 from terrazzo.errors import LabError
-from terrazzo.lab import state
+from terrazzo.lab import state, vectors
 from terrazzo.lab.clean import remove_dead, remove_lab
 from terrazzo.lab.groups import find_groups
 from terrazzo.lab.network import CABLE, Network
@@ -196,7 +196,8 @@ class LabHosts(RunningLab):
         if own.get(POWER) != "off":
             own[POWER] = self._power(device)
         own[KNOBS] = str(self.trees.root(device))
-        return own | rendezvous(device, len(self.names), at=(self.address(0), port))
+        width = vectors.environment(self.topology.devices[device].vector_bits)
+        return {**width, **own} | rendezvous(device, len(self.names), at=(self.address(0), port))
 
     def _power(self, device: int) -> str:
         """This machine's meters know nothing of the board: its preset's watts are told instead."""

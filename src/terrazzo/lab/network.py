@@ -36,6 +36,7 @@ a burst of small messages through for nothing."""
 LARGEST_BUNDLE = 65_536
 QUEUE_BYTES = 512 << 10
 """As much as a cheap switch holds back for a slow port, and drops beyond."""
+CONGESTION_RULE, LINK_SCOPE = "cubic", 253
 ROOT, TBF_HANDLE, INGRESS = 0xFFFFFFFF, 0x10000, 0xFFFF0000
 ALL_PROTOCOLS, IP_PROTOCOL = 0x0003, 0x0800
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class Network:
         bridge = _index(ip, BRIDGE)
         ip.addr("add", index=bridge, address=SWITCH_ADDRESS, prefixlen=PREFIX_BITS)
         ip.link("set", index=bridge, state="up")
+        _send_as_boards(ip, bridge, SWITCH_ADDRESS)
         air = self._build_air(ip)
         for device, namespace in enumerate(self.devices):
             name = f"port{device}"
@@ -162,6 +164,7 @@ class Network:
         cable = _index(ip, CABLE)
         ip.addr("add", index=cable, address=wanted.address, prefixlen=PREFIX_BITS)
         ip.link("set", index=cable, state="up")
+        _send_as_boards(ip, cable, wanted.address)
         self._shape_end(ip, CABLE, wanted.link)
 
     def _shape_end(self, ip: Any, name: str, link: LinkSpeed) -> None:
@@ -285,6 +288,12 @@ def _send_through(ip: Any, port: int, air: int) -> None:
             f"this kernel cannot send frames through a shared channel (u32, mirred: {reason}); "
             "leave :wifi out"
         ) from error
+
+
+def _send_as_boards(ip: Any, index: int, address: str) -> None:
+    """TCP by the rule that boards' systems come with, whatever this machine's own is."""
+    route = {"dst": f"{NETWORK}.0", "dst_len": PREFIX_BITS, "oif": index, "prefsrc": address}
+    ip.route("replace", scope=LINK_SCOPE, metrics={"cc_algo": CONGESTION_RULE}, **route)
 
 
 def _quiet() -> None:

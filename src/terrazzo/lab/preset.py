@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from terrazzo.errors import UsageError
+from terrazzo.lab.vectors import WIDTHS
 from terrazzo.records.toml import read_toml
 
 BUILT_IN = Path(__file__).with_name("presets.toml")
@@ -47,6 +48,8 @@ class Preset:
     wifi: LinkSpeed | None
     storage: Storage | None = None
     watts: float | None = None
+    vector_bits: int = 0
+    """Of the registers its libraries compute in; 0: as wide as this machine's."""
     board: str = ""
     """The simulated board (``terrazzo.boards``) whose knobs such a device has; none: it has no."""
     about: str = ""
@@ -79,7 +82,7 @@ MOST = {
 }  # fmt: skip
 """Above these something was misread, a unit perhaps."""
 LEAST = {"threads": 1.0, "memory_mib": 1.0, "gflops": 1e-6, "mbit": 1e-3}
-OPTIONAL = ("about", "sources", "watts", "board", WIRE, WIFI, "storage")
+OPTIONAL = ("about", "sources", "watts", "vector_bits", "board", WIRE, WIFI, "storage")
 
 
 def _preset(name: str, table: Any, path: Path) -> Preset:
@@ -104,10 +107,19 @@ def _preset(name: str, table: Any, path: Path) -> Preset:
         wifi=wifi,
         storage=_storage(table.get("storage"), f"{where}, storage"),
         watts=_number(table, "watts", where) if "watts" in table else None,
+        vector_bits=_width(table, where),
         board=str(table.get("board", "")),
         about=str(table.get("about", "")),
         sources={str(key): str(value) for key, value in dict(table.get("sources", {})).items()},
     )
+
+
+def _width(table: Mapping[str, Any], where: str) -> int:
+    bits = table.get("vector_bits", 0)
+    if "vector_bits" in table and bits not in WIDTHS:
+        known = ", ".join(map(str, WIDTHS))
+        raise UsageError(f"{where} has vector_bits = {bits!r}; known are {known}, or leave it out")
+    return int(bits)
 
 
 def _speed(table: Any, where: str) -> LinkSpeed | None:

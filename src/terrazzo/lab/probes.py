@@ -13,6 +13,7 @@ from typing import Any
 
 from terrazzo.cluster.process import LEASH
 from terrazzo.errors import LabError
+from terrazzo.lab import vectors
 from terrazzo.lab.hosts import LabHosts
 
 READY_S = 120.0
@@ -65,14 +66,17 @@ class Probes:
     def start(cls, hosts: LabHosts, *, compute: bool = True) -> Iterator[Probes]:
         """Starts at full speed: importing torch on a slow device would take its time."""
         places = [hosts.place(device) for device in range(len(hosts.names))]
+        widths = [vectors.environment(one.vector_bits) for one in hosts.topology.devices]
         switch = [f"/proc/{os.getpid()}/fd/{hosts.network.switch}", "", ""]
         ends = [*places, *places, *[switch] * len(places)]
         names = [*hosts.names, *hosts.names, *["the switch"] * len(places)]
         pairs = [socket.socketpair() for _ in ends]
         numbers = [theirs.fileno() for _, theirs in pairs]
         told = [
-            {"socket": number, "enter": [*end[:3], end[3:]]}
-            for number, end in zip(numbers, ends, strict=True)
+            {"socket": number, "enter": [*end[:3], end[3:]], "environment": width}
+            for number, end, width in zip(
+                numbers, ends, [*widths, *widths, *[{}] * len(places)], strict=True
+            )
         ]
         probes = [Probe(name, ours) for name, (ours, _) in zip(names, pairs, strict=True)]
         with hosts.full_speed():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from terrazzo.cluster.hosts import available_cores
 from terrazzo.errors import LabError
+from terrazzo.lab import vectors
 from terrazzo.lab.calibrate import Calibration, calibrate
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.probes import Probes
@@ -75,10 +76,13 @@ def emulated(hosts: LabHosts, *, checked: bool) -> str:
         if air
         else f"{_range([device.link.bits_per_s / 1e6 for device in devices])} Mbit/s each way"
     )
+    widths = {device.vector_bits for device in devices if vectors.environment(device.vector_bits)}
+    narrow = f" with vectors of {' and '.join(map(str, sorted(widths)))} bits" if widths else ""
     return (
         f"lab {hosts.topology.description}: {_range([d.flops_per_s / 1e9 for d in devices])} "
-        f"GFLOP/s ({_range(shares)} of a core), {_range([d.memory_bytes / 2**20 for d in devices])}"
-        f" MiB, {link}{'' if checked else '; not checked'}"
+        f"GFLOP/s ({_range(shares)} of a core{narrow}), "
+        f"{_range([d.memory_bytes / 2**20 for d in devices])} MiB, {link}"
+        f"{'' if checked else '; not checked'}"
     )
 
 

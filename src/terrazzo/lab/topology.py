@@ -40,6 +40,7 @@ class EmulatedDevice:
     storage: Storage | None = None
     watts: float | None = None
     """What such a board draws while all its cores work."""
+    vector_bits: int = 0
     board: str = ""
 
 
@@ -134,6 +135,7 @@ def _device(index: int, preset: Preset, speed: LinkSpeed) -> EmulatedDevice:
         link=speed,
         storage=preset.storage,
         watts=preset.watts,
+        vector_bits=preset.vector_bits,
         board=preset.board,
     )
 
