@@ -36,7 +36,7 @@ from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
-from terrazzo.schedule.sums import bucket_bytes
+from terrazzo.schedule.sums import Waiting, summed_bytes
 
 READER = 0
 """The device that reads the data, unless a script says otherwise."""
@@ -91,8 +91,7 @@ class _Walk:
         self.trained = trained
         self.live = reached(program, carriers, results)
         self.lives = Lifetimes(program)
-        self.buckets: dict[tuple[int, ...], int] = {}
-        self.limits = bucket_bytes(program)
+        self.waiting = Waiting(summed_bytes(program, self.live))
         self.fills: list[Spread] = []
         self.begun = {s.writes: s.moves for s in program.steps if isinstance(s, Exchange)}
         self.group_sums = [0] * len(program.plan.groups)
@@ -117,7 +116,7 @@ class _Walk:
             self._backward(steps[index])
         self._catch_up()
         clocks.enter(-1)
-        for circle in list(self.buckets):
+        for circle in list(self.waiting.bytes):
             self._close(circle)
         clocks.finish()
         self._agree()
@@ -370,12 +369,11 @@ class _Walk:
                 continue
             size = boxes[circle[0]].size * BYTES[value.dtype]
             self._note_sum(value.name, value.target, size, circle)
-            self.buckets[circle] = self.buckets.get(circle, 0) + size
-            if self.buckets[circle] >= self.limits[circle]:
+            if self.waiting.add(circle, size):
                 self._close(circle)
 
     def _close(self, circle: tuple[int, ...]) -> None:
-        self.clocks.background(self.buckets.pop(circle), circle)
+        self.clocks.background(self.waiting.start(circle), circle)
 
     def _note_sum(self, name: str, target: str, size: int, circle: Sequence[int]) -> None:
         for device in circle:

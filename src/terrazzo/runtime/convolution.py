@@ -79,21 +79,50 @@ def flow_back(
 ) -> Tensor | None:
     """The gradient of a convolution's input, if it ``flows``; those of its weights go to
     ``run.later``."""
-    x, weight = saved
-    arguments = (grad, x, weight, [grad.shape[-3]], *how)
+    arguments = (grad, *saved, [grad.shape[-3]], *how)
     wanted = [name in run.live for name in names]
 
     def weights() -> None:
         mask = [False, *wanted, *[False] * (2 - len(wanted))]
-        found = torch.ops.aten.convolution_backward.default(*arguments, mask)[1:]
+        found = gradients(arguments, mask)[1:]
         for name, part, asked in zip(names, found, wanted, strict=False):
-            if asked:
+            if asked and part is not None:
                 run.add(name, part)
 
     run.catch_up()  # one waits at a time: sums over devices want to start early
     if any(wanted):
         run.later.append(weights)
-    if not flows:
-        return None
-    found: Tensor = torch.ops.aten.convolution_backward.default(*arguments, [True, False, False])[0]
+    return gradients(arguments, [flows, False, False])[0]
+
+
+def gradients(arguments: Sequence[Any], wanted: Sequence[bool]) -> Sequence[Tensor | None]:
+    """``aten.convolution_backward``, with the gradient of the input by the faster of two ways.
+
+    Windows that step by one read that gradient as a convolution with turned weights, and libraries
+    are best at those: where oneDNN has no kernel for gradients (vectors of 128 bits) it writes all
+    windows out, nine times the map. Turning weights pays where the map is larger than they are.
+    """
+    around = _turned_padding(*arguments) if wanted[0] else None
+    rest = [wanted[0] and around is None, *wanted[1:]]
+    found: list[Tensor | None] = [None, None, None]
+    if any(rest):
+        found = list(torch.ops.aten.convolution_backward.default(*arguments, rest))
+    if around is not None:
+        grad, _, weight, *_ = arguments
+        found[0] = torch.conv2d(grad, weight.flip(2, 3).transpose(0, 1), padding=around)
     return found
+
+
+def _turned_padding(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Any, *how: Any
+) -> list[int] | None:
+    """The padding of the convolution that an input's gradient is; None if torch's own is to be
+    taken."""
+    stride, padding, dilation, _, _, groups = how
+    size = weight.shape[2:]
+    if x.dim() != 4 or x.device.type != "cpu" or groups != 1 or max(size) == 1:
+        return None
+    if any(one != 1 for one in (*stride, *dilation)) or weight.numel() >= x.numel():
+        return None
+    around = [extent - 1 - pad for extent, pad in zip(size, padding, strict=True)]
+    return around if min(around) >= 0 else None

@@ -19,7 +19,7 @@ from terrazzo.graph.pooling import POOL, TURNING_POOL
 from terrazzo.graph.rules.norms import BATCH
 from terrazzo.records import Ref
 from terrazzo.runtime.convolution import OP as CONVOLUTION
-from terrazzo.runtime.convolution import flow_back
+from terrazzo.runtime.convolution import flow_back, gradients
 from terrazzo.runtime.norms import (
     fixed,
     fixed_flow,
@@ -135,10 +135,7 @@ class Convolution:
         how = (stride, padding, gaps_of(*kept, dilation), False, (0, 0), groups)
         if self._late:
             return (flow_back(run, grad, kept, how=how, names=self._late, flows=self._flows),)
-        found: Flows = aten.convolution_backward.default(
-            grad, *kept, [grad.shape[-3]], *how, self._mask
-        )
-        return found
+        return gradients((grad, *kept, [grad.shape[-3]], *how), self._mask)
 
 
 class Normalisation:

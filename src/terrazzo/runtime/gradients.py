@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.pending import Pending
-from terrazzo.schedule.sums import MOST_BYTES, Circle
-
-
-@dataclass
-class _Bucket:
-    """Parts of one dtype on their way to one circle."""
-
-    parts: list[tuple[str, Tensor]] = field(default_factory=list)
-    size: int = 0
-
-    def take(self, name: str, part: Tensor) -> None:
-        self.parts.append((name, part))
-        self.size += part.numel() * part.element_size()
+from terrazzo.schedule.sums import Circle, Waiting
 
 
 class Buckets:
     """Collects parts as the backward pass makes them; a full bucket starts its sum at once.
 
-    ``limits`` says when the bucket of a circle is full. Every circle has its own, so that what
+    ``totals`` says how much the circles will collect. Every circle has its own bucket, so that what
     fills one depends only on what its members share; None stands for all devices.
     """
 
-    def __init__(self, links: Links, limits: Mapping[Circle, int]) -> None:
-        self.links, self.limits = links, limits
+    def __init__(self, links: Links, totals: Mapping[Circle, int]) -> None:
+        self.links, self._waiting = links, Waiting(totals)
         self._everybody = tuple(range(links.devices))
-        self._open: dict[Circle | None, _Bucket] = {}
+        self._open: dict[Circle | None, list[tuple[str, Tensor]]] = {}
         self._done: dict[str, Tensor] = {}
         self._flying: list[tuple[list[tuple[str, torch.Size]], Pending]] = []
 
@@ -45,16 +32,17 @@ class Buckets:
             before = self._done.get(name)
             self._done[name] = part if before is None else before + part
             return
-        bucket = self._open.setdefault(circle, _Bucket())
-        if bucket.parts and bucket.parts[0][1].dtype != part.dtype:
+        bucket = self._open.setdefault(circle, [])
+        if bucket and bucket[0][1].dtype != part.dtype:
             self._close(circle)
-            bucket = self._open.setdefault(circle, _Bucket())
-        bucket.take(name, part)
-        if bucket.size >= self.limits.get(circle or self._everybody, MOST_BYTES):
+            bucket = self._open.setdefault(circle, [])
+        bucket.append((name, part))
+        if self._waiting.add(circle or self._everybody, part.numel() * part.element_size()):
             self._close(circle)
 
     def _close(self, circle: Circle | None) -> None:
-        parts = self._open.pop(circle).parts
+        parts = self._open.pop(circle)
+        self._waiting.start(circle or self._everybody)
         flat = torch.cat([part.reshape(-1) for _, part in parts])
         shapes = [(name, part.shape) for name, part in parts]
         self._flying.append((shapes, self.links.sum_later(flat, circle)))

@@ -44,7 +44,7 @@ from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
-from terrazzo.schedule.sums import bucket_bytes
+from terrazzo.schedule.sums import Circle, summed_bytes
 
 UNRECORDED = contextlib.nullcontext()
 
@@ -58,7 +58,7 @@ class Machine:
         self._carriers: dict[frozenset[str], frozenset[str]] = {}
         self._live: dict[tuple[frozenset[str], frozenset[str]], frozenset[str]] = {}
         self._dtypes: dict[object, Mapping[str, torch.dtype]] = {}
-        self._limits = bucket_bytes(program)
+        self._sums: dict[frozenset[str], Mapping[Circle, int]] = {}
         self._lives = Lifetimes(program)
         self._drops = self._lives.forward_drops
         self._exchange: ExchangeStep | None = None
@@ -165,7 +165,9 @@ class Machine:
         self._check_unchanged(run)
         arrays = {value: self.program.outputs[value] for value in grads}
         run.live = self._reached(run.carriers, frozenset(arrays.values()))
-        run.buckets = Buckets(self.links, self._limits)
+        if run.live not in self._sums:
+            self._sums[run.live] = summed_bytes(self.program, run.live)
+        run.buckets = Buckets(self.links, self._sums[run.live])
         for value, grad in grads.items():
             if arrays[value] in run.carriers:
                 run.add(arrays[value], grad)

@@ -30,7 +30,7 @@ from terrazzo.schedule.program import (
     Take,
 )
 from terrazzo.schedule.saving import CONVOLUTIONS, Late, Operation, Piece, Tensor
-from terrazzo.schedule.sums import Circle, bucket_bytes
+from terrazzo.schedule.sums import Circle, Waiting, summed_bytes
 
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight waits for a message, where there are several devices."""
@@ -67,8 +67,7 @@ class _Walk:
         )
         self.ledger = Ledger(start)
         self.late = Late()
-        self.limits = bucket_bytes(program)
-        self.buckets: dict[Circle, int] = {}
+        self.waiting = Waiting(summed_bytes(program, self.live))
         self.held: set[str] = set()
         self.pieces: dict[int, Piece] = {}
         self.results = results
@@ -92,7 +91,7 @@ class _Walk:
             for name in self.lives.backward_drops[index]:
                 self._let_go(name)
         self.late.settle(self.ledger)
-        self.ledger.note("the last sums of weight gradients", sum(self.buckets.values()))
+        self.ledger.note("the last sums of weight gradients", sum(self.waiting.bytes.values()))
         return replace(self.ledger.peak, kept_bytes=kept)
 
     # ---- sizes ---------------------------------------------------------------------------
@@ -190,11 +189,8 @@ class _Walk:
             circle = sharers(array.boxes)[self.device]
         if len(circle) < 2:
             return
-        size = self.buckets.get(circle, 0) + self._size(step.source)
-        if size >= self.limits[circle]:
-            self.ledger.note("a sum of weight gradients", size)
-            size = 0
-        self.buckets[circle] = size
+        if self.waiting.add(circle, self._size(step.source)):
+            self.ledger.note("a sum of weight gradients", self.waiting.start(circle))
 
     def _flow(self, names: Iterable[str]) -> None:
         for name in names:

@@ -10,6 +10,7 @@ from torch import Tensor
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
 from terrazzo.records import Node
+from terrazzo.runtime.convolution import gradients
 from terrazzo.runtime.operators import Operator, local_operator
 from terrazzo.runtime.pointwise import gaps_of
 from terrazzo.runtime.steps.compute import held_boxes
@@ -107,13 +108,14 @@ class PassesStep:
         piece.leave(LAST, x)
         wanted = [x.requires_grad, arrays[1] in run.live, bool(bias) and arrays[2] in run.live]
         stride, padding, dilation, groups = call.args[3:7]
-        gx, gw, gb = torch.ops.aten.convolution_backward(
+        arguments = (
             grad.contiguous(), x.detach(), weight.detach(), [weight.shape[0]] if bias else None,
-            stride, padding, gaps_of(x, weight, dilation), False, [0, 0], groups, wanted,
+            stride, padding, gaps_of(x, weight, dilation), False, [0, 0], groups,
         )  # fmt: skip
-        found = dict(piece.backward({LAST: gx})) if wanted[0] else {}
+        gx, gw, gb = gradients(arguments, wanted)
+        found = dict(piece.backward({LAST: gx})) if gx is not None else {}
         for name, part, asked in zip(arrays[1:], (gw, gb), wanted[1:], strict=False):
-            if asked:
+            if asked and part is not None:
                 found[name] = found[name] + part if name in found else part
         return found
 
