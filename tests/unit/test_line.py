@@ -21,6 +21,21 @@ def test_the_last_words_are_heard_before_the_end() -> None:
     line.close()
 
 
+def test_the_last_words_are_heard_where_the_end_is_an_error() -> None:
+    """Who leaves without having read all that was sent to it resets the connection."""
+    one, other = _pair()
+    line = Line(other)
+    line.say(["beat", 7])
+    while not one.recv(1, socket.MSG_PEEK):
+        pass
+    Line(one).say(["bye", ""])
+    one.close()
+    assert line.hear() == [["bye", ""]]
+    with pytest.raises(OSError, match=r"closed|reset"):
+        line.hear()
+    line.close()
+
+
 def _pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())

@@ -216,6 +216,25 @@ def test_a_forked_worker_does_not_hold_the_lines_of_who_was_killed() -> None:
     leave(*members)
 
 
+def test_who_has_said_goodbye_is_not_lost_to_one_who_hears_it_late() -> None:
+    """It may find out by what it says itself, before it has read what was said to it."""
+    members, _ = two()
+    late, gone = members[0], members[1]
+    with late._changed:  # its thread gets no turn
+        with gone._changed:
+            gone._say([0], ["bye", "", 1])
+            late._lines[1].say(late._beat())
+            time.sleep(0.05)
+            gone._drop(gone._lines.pop(0))
+        time.sleep(0.05)
+        for _ in range(3):  # the first may still leave
+            late._say([1], late._beat())
+        assert 1 not in late._lines
+        assert late._left == {1: ""}
+        assert not late.reasons
+    leave(*members)
+
+
 def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
     members, told = two()
     later = [come_later([told["at 0"]], token=told["token"], limit_s=10) for _ in range(2)]

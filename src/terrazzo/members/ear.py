@@ -29,6 +29,9 @@ PATIENCE_S = 1.0
 LEAST_FLOW_BYTES = 4096
 """What must be carried from beat to beat for that not to count as nothing."""
 
+BROKEN = (OSError, ValueError, TypeError, LookupError, OverflowError)
+"""What a connection that ends raises, and what is no message."""
+
 
 class Ear:
     """Lines to all other devices, and the thread that listens to them."""
@@ -201,12 +204,16 @@ class Ear:
         except Exception as error:
             if device is None:  # a stranger: whatever it says must not disturb this device
                 self._strangers.drop(line)
-            elif not isinstance(
-                error, (OSError, ValueError, TypeError, LookupError, OverflowError)
-            ):
+            elif not isinstance(error, BROKEN):
                 raise
             elif device in self._lines:  # also where it says what is no message
                 self._give_up(device, f"lost its connection: {error}")
+
+    def _last_words(self, device: int, line: Line) -> None:
+        """Who takes no more may have said why, and is not lost if it has ended its script."""
+        with contextlib.suppress(*BROKEN):
+            for message in line.hear():
+                self._heed(device, message)
 
     def _heed(self, device: int, message: Any) -> None:
         """One message of a member or a guest."""
@@ -311,6 +318,7 @@ class Ear:
                     both = selectors.EVENT_READ | selectors.EVENT_WRITE
                     self._selector.modify(line, both, line)
             except OSError as error:
+                self._last_words(device, line)
                 self._give_up(device, f"lost its connection: {error}")
 
     def _greeted(self, line: Line, message: Any) -> int | None:

@@ -84,19 +84,24 @@ class Line:
                 raise LineError("it takes no messages") from None
 
     def hear(self) -> list[Any]:
-        """The messages that are complete; the end is told when nothing is left before it."""
-        ended = False
+        """The messages that are complete; the end is told when nothing is left before it.
+
+        An end that left while something was on its way to it shows as an error.
+        """
+        ended: OSError | None = None
         try:
             while True:
                 part = self.socket.recv(1 << 16)
                 if not part:
-                    ended = True
+                    ended = LineError(CLOSED)
                     break
                 self._come += part
                 if len(self._come) > 2 * LONGEST_BYTES:
                     break
         except NOT_NOW:
             pass
+        except OSError as error:
+            ended = error
         found = []
         while len(self._come) >= HEAD.size:
             (length,) = HEAD.unpack_from(self._come)
@@ -107,8 +112,8 @@ class Line:
             data = bytes(self._come[HEAD.size : HEAD.size + length])
             del self._come[: HEAD.size + length]
             found.append(read(data))
-        if ended and not found:
-            raise LineError(CLOSED)
+        if ended is not None and not found:
+            raise ended
         return found
 
     def close(self) -> None:
