@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from terrazzo.runtime.convolution_gradients import gradients
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.pointwise import conv2d, gaps_of
 
@@ -93,36 +94,3 @@ def flow_back(
     if any(wanted):
         run.later.append(weights)
     return gradients(arguments, [flows, False, False])[0]
-
-
-def gradients(arguments: Sequence[Any], wanted: Sequence[bool]) -> Sequence[Tensor | None]:
-    """``aten.convolution_backward``, with the gradient of the input by the faster of two ways.
-
-    Windows that step by one read that gradient as a convolution with turned weights, and libraries
-    are best at those: where oneDNN has no kernel for gradients (vectors of 128 bits) it writes all
-    windows out, nine times the map. Turning weights pays where the map is larger than they are.
-    """
-    around = _turned_padding(*arguments) if wanted[0] else None
-    rest = [wanted[0] and around is None, *wanted[1:]]
-    found: list[Tensor | None] = [None, None, None]
-    if any(rest):
-        found = list(torch.ops.aten.convolution_backward.default(*arguments, rest))
-    if around is not None:
-        grad, _, weight, *_ = arguments
-        found[0] = torch.conv2d(grad, weight.flip(2, 3).transpose(0, 1), padding=around)
-    return found
-
-
-def _turned_padding(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Any, *how: Any
-) -> list[int] | None:
-    """The padding of the convolution that an input's gradient is; None if torch's own is to be
-    taken."""
-    stride, padding, dilation, _, _, groups = how
-    size = weight.shape[2:]
-    if x.dim() != 4 or x.device.type != "cpu" or groups != 1 or max(size) == 1:
-        return None
-    if any(one != 1 for one in (*stride, *dilation)) or weight.numel() >= x.numel():
-        return None
-    around = [extent - 1 - pad for extent, pad in zip(size, padding, strict=True)]
-    return around if min(around) >= 0 else None

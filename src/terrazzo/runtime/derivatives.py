@@ -19,7 +19,8 @@ from terrazzo.graph.pooling import POOL, TURNING_POOL
 from terrazzo.graph.rules.norms import BATCH
 from terrazzo.records import Ref
 from terrazzo.runtime.convolution import OP as CONVOLUTION
-from terrazzo.runtime.convolution import flow_back, gradients
+from terrazzo.runtime.convolution import flow_back
+from terrazzo.runtime.convolution_gradients import gradients
 from terrazzo.runtime.norms import (
     fixed,
     fixed_flow,
