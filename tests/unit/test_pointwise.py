@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from terrazzo.runtime import pointwise
+from terrazzo.runtime.convolutions import pointwise
+from terrazzo.runtime.convolutions.recorded import conv2d
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_like_torch(shape: tuple[int, ...], dtype: torch.dtype, how: tuple[objec
     x = torch.randn(shape, dtype=dtype)
     weight = torch.randn(12, shape[1] // int(how[3]), 1, 1, dtype=dtype)  # type: ignore[call-overload]
     bias = torch.randn(12, dtype=dtype)
-    found = differentiated(pointwise.conv2d, x, weight, bias, how=how)
+    found = differentiated(conv2d, x, weight, bias, how=how)
     expected = differentiated(torch.conv2d, x, weight, bias, how=how)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))

@@ -18,9 +18,11 @@ from torch import Tensor
 from terrazzo.graph.pooling import POOL, TURNING_POOL
 from terrazzo.graph.rules.norms import BATCH
 from terrazzo.records import Ref
-from terrazzo.runtime.convolution import OP as CONVOLUTION
-from terrazzo.runtime.convolution import flow_back
-from terrazzo.runtime.convolution_gradients import gradients
+from terrazzo.runtime.convolutions.backward import gradients
+from terrazzo.runtime.convolutions.forward import conv2d
+from terrazzo.runtime.convolutions.late import OP as CONVOLUTION
+from terrazzo.runtime.convolutions.late import flow_back
+from terrazzo.runtime.convolutions.pointwise import gaps_of
 from terrazzo.runtime.norms import (
     fixed,
     fixed_flow,
@@ -30,7 +32,6 @@ from terrazzo.runtime.norms import (
     whole_running,
 )
 from terrazzo.runtime.operators import Operator
-from terrazzo.runtime.pointwise import conv2d, gaps_of
 from terrazzo.runtime.pooling import (
     Around,
     Windows,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terrazzo.geometry import Box
-from terrazzo.runtime.pointwise import conv2d
+from terrazzo.runtime.convolutions.recorded import conv2d
 from terrazzo.runtime.pooling import max_pool2d, turning_max_pool2d
 from terrazzo.runtime.random import mix, normal, uniform
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from terrazzo.graph.rules.windows import pair
+
 WIDEST = 3
 """Windows wider than this have too many places to compare one after the other."""
 
@@ -280,9 +282,3 @@ def _every(x: Tensor, dim: int, first: int, step: int, count: int) -> Tensor:
     """Every so many-th slice along a dimension."""
     span = slice(first, first + step * (count - 1) + 1, step)
     return x[..., span, :] if dim == -2 else x[..., span]
-
-
-def pair(argument: Any) -> Pair:
-    if isinstance(argument, int):
-        return argument, argument
-    return int(argument[0]), int(argument[-1])

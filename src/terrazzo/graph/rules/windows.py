@@ -26,9 +26,9 @@ from terrazzo.records import Graph, Node
 
 def pair(argument: Any) -> tuple[int, int]:
     """An argument that may be given once for both dimensions."""
-    if isinstance(argument, tuple):
-        return (argument[0], argument[-1])
-    return (argument, argument)
+    if isinstance(argument, int):
+        return argument, argument
+    return argument[0], argument[-1]
 
 
 def image_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:

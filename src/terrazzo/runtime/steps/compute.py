@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.geometry import Box
-from terrazzo.runtime.convolution import OP, can_wait, convolve_late
+from terrazzo.runtime.convolutions.late import OP, can_wait, convolve_late
 from terrazzo.runtime.derivatives import OF_BOTH
 from terrazzo.runtime.operators import Operator, local_operator, whole_operator
 from terrazzo.runtime.steps.step import Piece, Run

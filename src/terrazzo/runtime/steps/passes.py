@@ -10,9 +10,9 @@ from torch import Tensor
 from terrazzo.geometry import Box
 from terrazzo.graph.rules import Local
 from terrazzo.records import Node
-from terrazzo.runtime.convolution_gradients import gradients
+from terrazzo.runtime.convolutions.backward import gradients
+from terrazzo.runtime.convolutions.pointwise import gaps_of
 from terrazzo.runtime.operators import Operator, local_operator
-from terrazzo.runtime.pointwise import gaps_of
 from terrazzo.runtime.steps.compute import held_boxes
 from terrazzo.runtime.steps.step import Piece, Run
 from terrazzo.schedule import Passes, Program, Strip

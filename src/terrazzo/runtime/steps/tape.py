@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.records import Node
-from terrazzo.runtime.convolution import can_wait
+from terrazzo.runtime.convolutions.late import can_wait
 from terrazzo.runtime.derivatives import Derivative, Pool, derivative
 from terrazzo.runtime.operators import Operator
 from terrazzo.runtime.steps.step import Run

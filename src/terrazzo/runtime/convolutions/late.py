@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from terrazzo.runtime.convolution_gradients import gradients
+from terrazzo.runtime.convolutions.backward import gradients
+from terrazzo.runtime.convolutions.forward import conv2d
+from terrazzo.runtime.convolutions.pointwise import gaps_of
 from terrazzo.runtime.operators import Operator
-from terrazzo.runtime.pointwise import conv2d, gaps_of
 
 if TYPE_CHECKING:
     from terrazzo.runtime.steps.step import Run

@@ -20,20 +20,6 @@ LEAST = 20480
 has something slower for dilated windows."""
 
 
-def conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """``aten.conv2d``."""
-    gaps = gaps_of(x, weight, dilation)
-    return torch.conv2d(x, weight, bias, stride, padding, gaps, groups)
-
-
 def gaps_of(x: Tensor, weight: Tensor, dilation: Any) -> Any:
     """The dilation to call a convolution with, and its gradient."""
     if weight.shape[-1] != 1 or weight.shape[-2] != 1 or x.dim() != 4:

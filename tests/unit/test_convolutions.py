@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from terrazzo.lab.vectors import environment
-from terrazzo.runtime import convolution_gradients
-from terrazzo.runtime.convolution_gradients import _turned_padding, gradients, writes_windows_out
+from terrazzo.runtime.convolutions import backward, narrow
+from terrazzo.runtime.convolutions.backward import _turned_padding, gradients
+from terrazzo.runtime.convolutions.narrow import is_narrow
 
 ONCE = ((1, 1), (1, 1))
 """Stride and dilation."""
@@ -67,13 +68,14 @@ def test_others_are_left_to_torch(given: tuple[Any, ...]) -> None:
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor of a board, with room for the windows of a row."""
-    monkeypatch.setattr(convolution_gradients, "writes_windows_out", lambda: True)
-    monkeypatch.setattr(convolution_gradients, "WRITTEN_OUT", 14 * 4 * 9 * 8)
+def on_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board's processor, with room for the windows of a row."""
+    monkeypatch.setattr(backward, "is_narrow", lambda: True)
+    for module in (backward, narrow):
+        monkeypatch.setattr(module, "STRIP_BYTES", 14 * 4 * 9 * 8)
 
 
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("on_board")
 @pytest.mark.parametrize(
     "given",
     [
@@ -106,7 +108,7 @@ def test_few_windows_are_written_out_at_a_time(given: tuple[Any, ...], wanted: l
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("on_board")
 def test_padding_wider_than_windows_is_left_to_torch() -> None:
     given = arguments((3, 3), (3, 3))
     expected = torch.ops.aten.convolution_backward(*given, [False, True, True])
@@ -116,7 +118,8 @@ def test_padding_wider_than_windows_is_left_to_torch() -> None:
 
 PEAK = """
 import torch
-from terrazzo.runtime.convolution_gradients import gradients, writes_windows_out
+from terrazzo.runtime.convolutions.backward import gradients
+from terrazzo.runtime.convolutions.narrow import is_narrow
 torch.set_num_threads(1)
 x, grad = torch.randn(1, 32, 208, 208), torch.randn(1, 64, 208, 208)
 weight = torch.randn(64, 32, 3, 3)
@@ -125,15 +128,15 @@ def kib(name):
 open("/proc/self/clear_refs", "w").write("5")
 before = kib("VmRSS")
 gradients((grad, x, weight, [64], (1, 1), (1, 1), (1, 1), False, (0, 0), 1), [False, True, True])
-print(writes_windows_out(), kib("VmHWM") - before)
+print(is_narrow(), kib("VmHWM") - before)
 """
 
 
 def test_a_boards_processor_writes_few_windows_out() -> None:
     """All of them are 47 MiB; that libraries start takes a part of what is allowed."""
-    narrow = {**os.environ, **environment(128)}
+    board = {**os.environ, **environment(128)}
     done = subprocess.run(
-        [sys.executable, "-c", PEAK], env=narrow, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PEAK], env=board, capture_output=True, text=True, check=True
     )
     rule, kib = done.stdout.split()
     assert rule == "True"
@@ -146,9 +149,9 @@ def test_processors_with_wide_vectors_have_kernels_for_gradients(
     def rule(capability: str, limit: str) -> bool:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-        writes_windows_out.cache_clear()
-        return writes_windows_out()
+        is_narrow.cache_clear()
+        return is_narrow()
 
     assert [rule("AVX2", ""), rule("AVX512", "AVX2"), rule("SVE256", "")] == [False] * 3
     assert [rule("DEFAULT", ""), rule("AVX2", "sse41")] == [True] * 2
-    writes_windows_out.cache_clear()
+    is_narrow.cache_clear()

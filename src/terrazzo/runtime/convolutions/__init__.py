@@ -1,0 +1,1 @@
+"""Convolutions and their gradients, each by the fastest way there is on this processor."""
