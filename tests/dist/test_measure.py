@@ -28,6 +28,8 @@ from terrazzo.planner.workload import of_node
 from terrazzo.records import Graph
 from terrazzo.records.power import POWER, emulation
 from terrazzo.records.profile import DeviceProfile, Network, Profile, device_from, network_from
+from terrazzo.runtime import derivatives
+from terrazzo.runtime.convolutions import backward, recorded, winograd
 from terrazzo.runtime.links import connect
 
 MODEL = """
@@ -158,6 +160,23 @@ class TestTrials:
         timed = [time_trial(trial, Stopwatch(1)) for trial in trials(several)]
         assert len(timed) > 30
         assert all(timing.forward_s > 0 for timing in timed)
+
+    def test_each_gradient_is_timed_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One node of ours makes both that flow through it, and autograd does not say which."""
+        asked: list[list[bool]] = []
+
+        def watched(arguments: Any, wanted: Any) -> Any:
+            asked.append([*wanted])
+            return backward.gradients(arguments, wanted)
+
+        for module in (recorded, derivatives):
+            monkeypatch.setattr(module, "gradients", watched)
+        monkeypatch.setattr(winograd, "is_narrow", lambda: True)
+        monkeypatch.setattr(winograd, "pays", lambda *_: True)
+        one = export(nn.Conv2d(8, 8, 3, padding=1), (torch.zeros(1, 8, 24, 24),)).graph
+        for trial in trials(one):
+            time_trial(trial, Stopwatch(1))
+        assert {tuple(wanted) for wanted in asked} == {(True, False, False), (False, True, True)}
 
 
 class TestCommand:

@@ -140,6 +140,13 @@ class _Seats:
             self.results = [self._result(tensors) for tensors in self.tensors]
         self.gradient = torch.ones_like(self.results[0][0])
 
+    def _watch(self, places: Sequence[int]) -> None:
+        """Results whose gradient flows to these alone: a node of ours makes all that could flow."""
+        for seat in self.tensors:
+            for place, tensor in enumerate(seat):
+                tensor.requires_grad_(place in places)
+        self.results = [self._result(tensors) for tensors in self.tensors]
+
     @property
     def flows(self) -> bool:
         """Whether there is a way back."""
@@ -158,6 +165,8 @@ class _Seats:
     def backward(self, places: Sequence[int]) -> Callable[[], object]:
         """The gradient of some of the tensors, as a call."""
         written = self._derivative(places)
+        if written is None:
+            self._watch(places)
 
         def call() -> object:
             seat = self.next()
