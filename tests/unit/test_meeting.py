@@ -265,6 +265,27 @@ def test_two_who_come_at_one_time_are_let_in_one_after_the_other() -> None:
     leave(*members, *later)
 
 
+def test_who_lets_in_late_calls_for_no_further_view() -> None:
+    """Others may have agreed already, also in the name of a device that had not come so far."""
+    members, told = two()
+    later = come_later([told["at 0"]], token=told["token"], limit_s=10)
+    coming = threading.Thread(target=later.next_view, args=(later.view.epoch,))
+    coming.start()
+    assert wait_until(lambda: members[0].guests and members[1].guests)
+    guest = later.me
+    members[0].admit([guest])
+    first = threading.Thread(target=members[0].next_view, args=(0,))
+    first.start()
+    assert wait_until(lambda: guest in members[1].view.members)
+    members[1].admit([guest])
+    assert not members[1]._council.seat.alarmed
+    view, _ = members[1].next_view(0)
+    assert (view.epoch, view.members) == (1, (0, 1, guest))
+    for thread in (coming, first):
+        thread.join(20)
+    leave(*members, later)
+
+
 def test_who_waits_for_the_next_view_says_so() -> None:
     """Else the others would take it for stuck, when one of them does not come."""
     members, _ = two()

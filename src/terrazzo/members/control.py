@@ -57,9 +57,12 @@ class Control(Ear):
             return self._guests.ready(self.view.members) & set(self._lines)
 
     def admit(self, guests: Iterable[int]) -> None:
-        """Calls for a new view, with these in it."""
+        """Calls for a new view, with these in it; others may have called for it, and have it."""
+        guests = set(guests)
         with self._changed:
-            for guest in self.guests & set(guests):
+            if guests <= set(self.view.members):
+                return
+            for guest in self.guests & guests:
                 self._guests.invite(guest)
                 self._deliver(self._council.invite(guest))
             self._deliver(self._council.alarm())
