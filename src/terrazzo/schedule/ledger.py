@@ -14,6 +14,8 @@ largest weight that is copied (docs/log.md)."""
 WASTE, WEIGHTS_WASTE = 0.3, 0.15
 """Where free pages are returned in time (plans with passes) holes are small and many: a part of
 maps in use, and of weights with their gradients."""
+STRIPS_BYTES = 5 << 20
+"""What a convolution with windows makes on the way, strip by strip, in kernels' own orders."""
 LIBRARY_BYTES, OPERATOR_BYTES = 6 << 20, 32 << 10
 """What a net is made of besides tensors, and what torch's kernels keep once they have run: code
 that is made for each shape they meet, so each operator of the net adds to it."""
@@ -41,6 +43,7 @@ class Footprint:
     """The largest maps that come from the heap, together."""
     largest_weight_bytes: int = 0
     """Of convolutions, which copy theirs."""
+    strips_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -64,7 +67,7 @@ class Footprint:
 
     @property
     def library_bytes(self) -> int:
-        return LIBRARY_BYTES + OPERATOR_BYTES * self.operators
+        return LIBRARY_BYTES + OPERATOR_BYTES * self.operators + self.strips_bytes
 
 
 class Ledger:

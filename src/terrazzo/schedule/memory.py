@@ -17,7 +17,7 @@ from terrazzo.records import Graph, Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
-from terrazzo.schedule.ledger import HEAP_BYTES, MAP_HOLES, Footprint, Ledger
+from terrazzo.schedule.ledger import HEAP_BYTES, MAP_HOLES, STRIPS_BYTES, Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -34,6 +34,8 @@ from terrazzo.schedule.sums import Circle, Waiting, summed_bytes
 
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight waits for a message, where there are several devices."""
+FEW = 8
+"""Channels of which windows take next to nothing."""
 
 
 def footprint(program: Program, device: int) -> Footprint:
@@ -56,14 +58,14 @@ class _Walk:
         self.lives = Lifetimes(program)
         sizes = [self._weight_bytes(v) for v in weights]
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
+        maps = [self._size(name) for name in program.arrays if self._is_map(name)]
         start = Footprint(
             sum(sizes) + rest,
             tidy=any(group.passes for group in program.plan.groups),
             operators=len(graph.nodes),
-            map_holes_bytes=_largest(
-                map(self._size, filter(self._is_map, program.arrays)), MAP_HOLES
-            ),
+            map_holes_bytes=_largest(maps, MAP_HOLES),
             largest_weight_bytes=_largest(map(self._weight_bytes, _kernels(graph, weights)), 1),
+            strips_bytes=min(STRIPS_BYTES, 2 * max(maps, default=0)) if _has_windows(graph) else 0,
         )
         self.ledger = Ledger(start)
         self.late = Late()
@@ -303,6 +305,12 @@ def _kernels(graph: Graph, weights: Iterable[Value]) -> list[Value]:
     """Weights of convolutions, which have an order of their own for them, and copy them to it."""
     read = {name for node in graph.nodes if _kind(node.op) in CONVOLUTIONS for name in node.refs}
     return [weight for weight in weights if weight.name in read]
+
+
+def _has_windows(graph: Graph) -> bool:
+    """Whether a convolution reads more than a pixel of more than a few channels."""
+    shapes = [graph.shape(node.refs[1]) for node in graph.nodes if node.op == LATE]
+    return any(prod(shape[2:]) > 1 and shape[1] > FEW for shape in shapes)
 
 
 def _kind(op: str) -> str:
