@@ -3,7 +3,8 @@
 python tools/small_devices.py [--memory 512MiB] [--size 1024]
 
 As root: every device is a control group with a hard limit. The plan is the planner's own, by the
-figures of such devices. Computing and links run at full speed, neither changes what a step holds.
+figures of such devices. They compute in vectors as wide as boards do, which decides what is made on
+the way; beyond that computing and links run at full speed, neither changes what a step holds.
 DDP gives each device whole images, so it gets four of them.
 Gradients of the four devices and of plain PyTorch in float32, without a limit, are held against
 plain PyTorch in float64.
@@ -68,6 +69,7 @@ def _devices(limit_bytes: int) -> Topology:
         memory_bytes=limit_bytes,
         wire=LinkSpeed(FAST_BITS_PER_S),
         wifi=None,
+        vector_bits=128,
     )
     return Topology.parse(f"{DEVICES}xsmall", {"small": board})
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import run_on
-from plain import batches, bits, cnn, gradients, state, twin
+from plain import assert_close, batches, bits, cnn, gradients, state, twin
 from torch import Tensor, nn
 
 import terrazzo as tz
+from terrazzo.runtime.convolutions import backward
 
 BF16 = 2.0**-8
 
@@ -50,6 +51,27 @@ def against_plain_autocast(shape: tuple[int, ...], layout: str, groups: str) -> 
     # Back out of autocast, the same net computes in float32 again.
     assert net(x).dtype == torch.float32
     return bits(net)
+
+
+def backward_inside_autocast(options: dict[str, object]) -> None:
+    """A net in float32, whose loss and its gradient are made under autocast. That of plain PyTorch
+    is made outside: inside it would round the matrix products of its linear layers."""
+    plain = cnn(dtype=torch.float32, bias=False)
+    x, y = batches(1, (3, 3, 23, 17), dtype=torch.float32)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backward, "is_narrow", lambda: True)
+        net = tz.parallelize(twin(plain), (x,), **options)
+        F.cross_entropy(plain(x), y).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                out = net(x)
+            F.cross_entropy(out, y).backward()
+    assert_close(gradients(net), gradients(plain), limit=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"layout": "tiles:2x1"}, {"groups": "one", "passes": 2}])
+def test_backward_inside_autocast_of_a_net_in_float32(options: dict[str, object]) -> None:
+    run_on(2, backward_inside_autocast, options)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,20 @@ class TestTrials:
             time_trial(trial, Stopwatch(1))
         assert {tuple(wanted) for wanted in asked} == {(True, False, False), (False, True, True)}
 
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_gradients_are_timed_as_steps_make_them(
+        self, stride: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without autograd, also where a convolution makes a row that nobody asks for."""
+        asked: list[Any] = []
+        monkeypatch.setattr(
+            derivatives, "gradients", lambda *given: asked.append(given) or [None] * 3
+        )
+        one = export(nn.Conv2d(8, 8, 5, stride, padding=2), (torch.zeros(1, 8, 25, 24),)).graph
+        for trial in trials(one):
+            time_trial(trial, Stopwatch(1))
+        assert asked
+
 
 class TestCommand:
     @pytest.mark.slow

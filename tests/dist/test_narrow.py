@@ -22,6 +22,7 @@ def model() -> nn.Sequential:
         nn.Conv2d(3, 8, 3, padding=1), nn.LeakyReLU(0.1), nn.MaxPool2d(2),
         nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Softplus(),
         nn.Conv2d(8, 12, 3, padding=1), nn.Softplus(), nn.Conv2d(12, 8, 3),
+        nn.Conv2d(8, 4, 5, stride=2, padding=2),
     )  # fmt: skip
 
 
@@ -31,8 +32,9 @@ def step(model: nn.Module, x: Tensor) -> None:
     optimizer.step()
 
 
-def on_a_board(options: dict[str, Any]) -> int:
-    """How many convolutions and gradients took fewer products."""
+def on_a_board(options: dict[str, Any], frozen: bool = False) -> int:
+    """How many convolutions and gradients took fewer products; a weight may be ``frozen`` whose
+    bias is trained."""
     used: list[str] = []
 
     def counted(name: str) -> Any:
@@ -49,10 +51,12 @@ def on_a_board(options: dict[str, Any]) -> int:
         for module in (winograd, backward):
             patch.setattr(module, "is_narrow", lambda: True)
         patch.setattr(winograd, "pays", lambda *_: True)
-        patch.setattr(narrow, "STRIP_BYTES", 1 << 11)
+        for module in (narrow, backward):
+            patch.setattr(module, "STRIP_BYTES", 1 << 11)
         for name in ("conv2d", "weight_gradient"):
             patch.setattr(winograd, name, counted(name))
         ours, x = model(), torch.randn(3, 3, 22, 17, generator=torch.Generator().manual_seed(1))
+        ours[6].weight.requires_grad_(not frozen)
         exact = twin(ours).double()
         net = tz.parallelize(ours, (x,), **options)
         step(net, x)
@@ -75,3 +79,25 @@ def on_a_board(options: dict[str, Any]) -> int:
 )
 def test_fewer_products_change_nothing(devices: int, options: dict[str, Any]) -> None:
     assert min(run_on(devices, on_a_board, options)) >= 8
+
+
+@pytest.mark.parametrize("layout", ["tiles:2x1", "channels:2"])
+def test_with_a_frozen_weight(layout: str) -> None:
+    assert min(run_on(2, on_a_board, {"layout": layout}, True)) >= 7
+
+
+def rounded(layout: str) -> Tensor:
+    """All weights after a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (winograd, backward):
+            patch.setattr(module, "is_narrow", lambda: True)
+        patch.setattr(winograd, "pays", lambda *_: True)
+        ours, x = model(), torch.randn(3, 3, 22, 17, generator=torch.Generator().manual_seed(1))
+        net = tz.parallelize(ours, (x,), layout=layout)
+        step(net, x)
+    return torch.cat([tensor.flatten() for tensor in state(net).values()])
+
+
+def test_the_same_bits_from_run_to_run_on_all_devices() -> None:
+    found = [*run_on(2, rounded, "tiles:2x1"), *run_on(2, rounded, "tiles:2x1")]
+    assert all(torch.equal(one, found[0]) for one in found)

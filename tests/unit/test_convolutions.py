@@ -19,6 +19,19 @@ ONCE = ((1, 1), (1, 1))
 """Stride and dilation."""
 
 
+@pytest.fixture(autouse=True)
+def on_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board's processor."""
+    monkeypatch.setattr(backward, "is_narrow", lambda: True)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the windows of a row."""
+    for module in (backward, narrow):
+        monkeypatch.setattr(module, "STRIP_BYTES", 14 * 4 * 9 * 8)
+
+
 def arguments(
     kernel: tuple[int, int], padding: tuple[int, int], steps: Any = ONCE, groups: int = 1
 ) -> tuple[Any, ...]:
@@ -67,15 +80,6 @@ def test_others_are_left_to_torch(given: tuple[Any, ...]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.fixture
-def on_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A board's processor, with room for the windows of a row."""
-    monkeypatch.setattr(backward, "is_narrow", lambda: True)
-    for module in (backward, narrow):
-        monkeypatch.setattr(module, "STRIP_BYTES", 14 * 4 * 9 * 8)
-
-
-@pytest.mark.usefixtures("on_board")
 @pytest.mark.parametrize(
     "given",
     [
@@ -89,6 +93,7 @@ def on_board(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments((1, 3), (0, 1)),
     ],
 )
+@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("wanted", [[False, True, True], [False, True, False], [True, True, True]])
 def test_few_windows_are_written_out_at_a_time(given: tuple[Any, ...], wanted: list[bool]) -> None:
     seen: list[int] = []
@@ -108,11 +113,20 @@ def test_few_windows_are_written_out_at_a_time(given: tuple[Any, ...], wanted: l
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("on_board")
+@pytest.mark.usefixtures("little_room")
 def test_padding_wider_than_windows_is_left_to_torch() -> None:
     given = arguments((3, 3), (3, 3))
     expected = torch.ops.aten.convolution_backward(*given, [False, True, True])
     for one, other in zip(gradients(given, [False, True, True]), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_wide_processors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "is_narrow", lambda: False)
+    given = arguments((3, 3), (1, 1))
+    expected = torch.ops.aten.convolution_backward(*given, [True, True, True])
+    for one, other in zip(gradients(given, [True, True, True]), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

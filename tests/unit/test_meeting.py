@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -230,6 +231,24 @@ def test_who_has_said_goodbye_is_not_lost_to_one_who_hears_it_late() -> None:
         for _ in range(3):  # the first may still leave
             late._say([1], late._beat())
         assert 1 not in late._lines
+        assert late._left == {1: ""}
+        assert not late.reasons
+    leave(*members)
+
+
+def test_a_goodbye_counts_though_something_is_left_to_send_to_who_said_it() -> None:
+    members, _ = two()
+    late, gone = members[0], members[1]
+    with late._changed:
+        line = late._lines[1]
+        with gone._changed:
+            gone._say([0], ["bye", "", 1])
+            line.say(late._beat())
+            time.sleep(0.05)
+            gone._drop(gone._lines.pop(0))
+        time.sleep(0.05)
+        line._leaving += b"more than the system took"
+        late._attend(line.socket, line, selectors.EVENT_READ | selectors.EVENT_WRITE)
         assert late._left == {1: ""}
         assert not late.reasons
     leave(*members)

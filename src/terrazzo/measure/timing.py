@@ -116,7 +116,7 @@ class _Seats:
 
     def _derivative(self, places: Sequence[int]) -> Derivative | None:
         """The operator with gradients of some of its inputs, where a step does without autograd."""
-        if not self._on_cpu or self.operator.crop:
+        if not self._on_cpu:
             return None
         wanted = [place in places for place in range(len(self.tensors[0]))]
         return derivative(self.operator, wanted=wanted, late=())

@@ -188,12 +188,8 @@ class Ear:
             return
         device = next((d for d, known in self._lines.items() if known is line), None)
         try:
-            if mask & selectors.EVENT_WRITE:
-                line.push()
-                self._selector.modify(line, selectors.EVENT_READ, line)
+            # What came is heeded before anything is sent: who has left may have said why.
             messages = line.hear() if mask & selectors.EVENT_READ else []
-            if line.is_behind:  # a handshake may have waited for what was heard
-                line.push()
             if messages and device is not None:
                 self._health[device].hear(time.monotonic())
             for message in messages:
@@ -201,12 +197,17 @@ class Ear:
                     device = self._greeted(line, message)
                 else:
                     self._heed(device, message)
+            if mask & selectors.EVENT_WRITE and line.fileno() >= 0:
+                self._selector.modify(line, selectors.EVENT_READ, line)
+            if line.is_behind and line.fileno() >= 0:  # a handshake may have waited for what came
+                line.push()
         except Exception as error:
             if device is None:  # a stranger: whatever it says must not disturb this device
                 self._strangers.drop(line)
             elif not isinstance(error, BROKEN):
                 raise
             elif device in self._lines:  # also where it says what is no message
+                self._last_words(device, line)
                 self._give_up(device, f"lost its connection: {error}")
 
     def _last_words(self, device: int, line: Line) -> None:

@@ -1,8 +1,8 @@
 """Gradients of convolutions.
 
-Windows that step by one read the gradient of the input as a convolution with turned weights, and
-libraries are best at those. That of the weights is summed up over strips of rows on narrow
-processors, so that few windows are written out at a time.
+On narrow processors libraries are best at convolutions, and write all windows out for a gradient. So
+the gradient of the input is made as a convolution with turned weights where windows step by one, and
+that of the weights is summed up over strips of rows. Elsewhere both are torch's own.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def _turned_padding(
 ) -> tuple[int, ...] | None:
     """The padding of the convolution that an input's gradient is; None if torch's own is to be
     taken: turning the weights pays where the map is larger than they are, or products are saved."""
-    stride, padding, dilation, _, _, groups = how
+    stride, padding, dilation, transposed, _, groups = how
     size = weight.shape[2:]
-    if x.dim() != 4 or x.device.type != "cpu" or groups != 1 or max(size) == 1:
+    if x.dim() != 4 or x.device.type != "cpu" or transposed or groups != 1 or max(size) == 1:
+        return None
+    if not is_narrow():
         return None
     if any(one != 1 for one in (*stride, *dilation)):
         return None

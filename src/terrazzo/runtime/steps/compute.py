@@ -183,7 +183,8 @@ class ComputeStep:
             return
         run.links.where = node.title
         names = apply.inputs[1:]
-        waits = late and call.op == OP and can_wait(call) and names[0] in run.carriers
+        waits = late and call.op == OP and can_wait(call)
+        waits = waits and any(name in run.carriers for name in names)  # a bias alone, maybe
         if late and waits and all(name in late[1] for name in names):
             piece, given = late
             tensors = [local[apply.inputs[0]], *(given[name] for name in names)]
