@@ -5,8 +5,9 @@ python tools/memory_accuracy.py [--on 6] [--batch 1,6] [--plan FILE ...] [networ
 For each network and batch a few plans of different kinds are predicted and run on as many devices,
 each in a control group of its own (as root; without, resident memory of the processes, which also
 counts code that torch loads late). They compute in vectors as wide as a board's; beyond that
-computing and links run at full speed: neither changes what a step holds. Measured is the peak of the
-steps beyond the process after import and joining, as in races; predicted is what the planner says.
+computing and links run at full speed: neither changes what a step holds. Measured is the peak of
+the steps beyond the process after import and joining, as in races; predicted is what the planner
+says.
 """
 
 from __future__ import annotations

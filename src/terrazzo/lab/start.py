@@ -77,8 +77,8 @@ def _require(
             say(f"{seen}; calibrating again, {LOOKS - look} more to go")
             found = calibrate(hosts, probes)
     raise LabError(
-        f"{seen}. Something else may be using this machine: end it, ask for fewer devices, or go on "
-        "with --no-verify"
+        f"{seen}. Something else may be using this machine: end it, ask for fewer devices, or go "
+        "on with --no-verify"
     )
 
 

@@ -253,8 +253,8 @@ class Call:
             return self.staged
         if run is None or self.epoch != self.links.epoch:
             run = self._again()
-        # Autocast around the caller's backward() is none of ours: in a pass back every tensor has its
-        # precision already, and what is computed again is so as it was first.
+        # Autocast around the caller's backward() is none of ours: on the way back every tensor has
+        # its precision already, and what is computed again is so as it was first.
         plain = torch.autocast(self.torch_device.type, enabled=False)
         with torch.no_grad(), plain, full_float32(self.torch_device), self._timed():
             found = self.machine.backward(run, known)

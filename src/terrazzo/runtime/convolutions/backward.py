@@ -1,8 +1,8 @@
 """Gradients of convolutions.
 
-On narrow processors libraries are best at convolutions, and write all windows out for a gradient. So
-the gradient of the input is made as a convolution with turned weights where windows step by one, and
-that of the weights is summed up over strips of rows. Elsewhere both are torch's own.
+On narrow processors libraries are best at convolutions, and write all windows out for a gradient.
+So the gradient of the input is made as a convolution with turned weights where windows step by one,
+and that of the weights is summed up over strips of rows. Elsewhere both are torch's own.
 """
 
 from __future__ import annotations
