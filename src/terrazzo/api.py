@@ -159,14 +159,16 @@ def plan(
     """
     if isinstance(model, Net):  # whose weights may live in parts
         graph = together(model.links, lambda: model.prepare(_checked(example)).graph)
-        count = devices or model.links.devices
+        devices = devices or model.links.devices
     else:
-        graph, count = export(model, _checked(example)).graph, devices or _devices()
+        graph = export(model, _checked(example)).graph
     own = torch.distributed.get_rank() if _together() else 0
     accelerators = {own: title(lies_on(model, example))}  # of others a script knows nothing here
     delivered = delivered_bytes(delivery)
     wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
     known = given_profile(profile, graph)
+    here = _devices() if known is None or _together() else len(known.devices)
+    count = devices or here
     wishes = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
     return wishes.plan(graph, count)
 

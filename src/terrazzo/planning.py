@@ -25,6 +25,7 @@ from terrazzo.planner.feedback import slowed
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.retarget import retarget
+from terrazzo.planner.search import TIME
 from terrazzo.planner.wishes import room_beside_idle_bytes
 from terrazzo.records import Graph, Layout, Plan, document
 from terrazzo.records.layout import AXES
@@ -58,7 +59,7 @@ def informed(
 
     ``accelerators`` are what nets lie on, by device, as far as that is known.
     """
-    if not wishes.is_open or devices == 1:
+    if not wishes.is_open or (devices == 1 and profile is None):
         return wishes
     return replace(wishes, profile=profile or kept_here(graph, devices, accelerators))
 
@@ -156,9 +157,12 @@ class Planner:
         layouts = [wishes.layout] if old is None else [group.layout for group in old.groups]
         kinds = {_kind(layout) for layout in layouts}
         layout = kinds.pop() if len(kinds) == 1 else "auto"
-        self.wishes = replace(wishes, layout=layout, memory=memory, passes=passes)
         known = self.profile if len(places) == len(kept) else None
         self.profile, self._told = known and known.of(places), None
+        objective = wishes.objective if known else TIME  # which is all there is without a profile
+        self.wishes = replace(
+            wishes, layout=layout, memory=memory, passes=passes, objective=objective
+        )
         self._given = self._first = self._foreseen = None
         self._accelerators = NOWHERE
         self._measures = None  # who lost a device wants to go on

@@ -17,6 +17,7 @@ import pytest
 from terrazzo.cli.main import main
 from terrazzo.errors import PlanError
 from terrazzo.graph.export import export
+from terrazzo.measure.key import measured_by
 from terrazzo.measure.known import kept_profile
 from terrazzo.measure.store import ProfileStore
 from terrazzo.planner.alike import NEAR
@@ -25,6 +26,7 @@ from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.planner.prices import speed
 from terrazzo.records import Graph, Plan
+from terrazzo.records.machine import Machine
 from terrazzo.records.prediction import Prediction
 from terrazzo.records.profile import Profile
 from terrazzo.report.outcome import outcome
@@ -67,7 +69,8 @@ for step in range(1, 8):
 
 def profile() -> Profile:
     found = guessed([Figures(f"d{i}", 1e9, 1 << 30, 1e7) for i in range(2)])
-    return replace(found, key={"model": digest(), "devices": "2 local"})
+    key = {"model": digest(), "devices": "2 local", "torch": Machine.here().torch, **measured_by()}
+    return replace(found, key=key)
 
 
 @cache
@@ -165,7 +168,7 @@ def test_the_next_profile_is_what_the_run_took(
     for predicted_s, took_s in zip(again, took, strict=True):  # nearly equal ones count as equals
         assert predicted_s == pytest.approx(took_s, rel=NEAR)
     assert graph.digest == digest()
-    assert kept_profile(graph, 2, environment=os.environ) is None  # no torch is in its key
+    assert kept_profile(graph, 2, environment=os.environ) == after  # the next run plans with it
 
 
 def test_a_run_on_a_gpu_corrects_nothing(

@@ -17,6 +17,7 @@ import terrazzo as tz
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.graph.rules.windows import windowed
+from terrazzo.measure.key import measured_by
 from terrazzo.measure.known import given_profile, kept_profile
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.explicit import best_grid, regrouped
@@ -265,7 +266,8 @@ class TestKeptProfiles:
             changes.get("torch", Machine.here().torch),
             changes.get("measured_s", 1.0),
         )
-        key = {"model": graph.digest, "torch": torch_, "devices": "somewhere"}
+        key = {"model": graph.digest, "torch": torch_, "devices": "somewhere", **measured_by()}
+        key |= changes.get("key", {})
         found = replace(profile(devices), key=key, measured_s=when)
         found.save(folder / "terrazzo" / "profiles" / f"{name}.json")
 
@@ -277,6 +279,8 @@ class TestKeptProfiles:
         self.keep(tmp_path, "three", small, measured_s=3.0, devices=3)
         self.keep(tmp_path, "torch", small, measured_s=4.0, torch="1.0")
         self.keep(tmp_path, "model", graph((1, 3, 8, 40)), measured_s=5.0)
+        self.keep(tmp_path, "way", small, measured_s=6.0, key={"profile version": "3.4"})
+        self.keep(tmp_path, "release", small, measured_s=7.0, key={"terrazzo": "0.0.1"})
         (tmp_path / "terrazzo" / "profiles" / "broken.json").write_text("{")
         found = kept_profile(small, 2, environment=environment)
         assert found is not None
@@ -289,6 +293,19 @@ class TestKeptProfiles:
             assert given_profile(given, small) == profile(2)
         closed = informed(Wishes(groups="one"), profile(2), graph=small, devices=2)
         assert closed.profile is None, "nothing is left to search for"
+
+    def test_a_profile_says_for_how_many_devices_a_plan_is(self) -> None:
+        x = torch.zeros(2, 3, 20, 12)
+        assert tz.plan(model(), (x,), profile=profile(3)).devices == 3
+        with pytest.raises(PlanError, match="the profile is of 3 devices, the plan is for 1"):
+            tz.plan(model(), (x,), profile=profile(3), devices=1)
+
+    def test_the_least_memory_is_not_found_without_a_profile(self) -> None:
+        for given in ({}, {"groups": "each", "profile": profile(2)}):
+            with pytest.raises(UsageError, match='objective="memory" is searched for: it needs'):
+                tz.plan(
+                    model(), (torch.zeros(2, 3, 20, 12),), devices=2, objective="memory", **given
+                )
 
 
 class TestDelivery:

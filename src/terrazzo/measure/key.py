@@ -13,7 +13,7 @@ from terrazzo.records.machine import Machine
 from terrazzo.records.profile import VERSION, Profile
 
 FREQUENCIES = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-METHOD = 5
+METHOD = 6
 """Raised when measuring itself changes, so that older figures are not mixed with newer ones."""
 
 MODEL, PLACE, ACCELERATORS = "model", "devices", "accelerators"
@@ -45,13 +45,21 @@ def profile_key(
         ),
         "python": machine.python,
         "torch": machine.torch,
-        "terrazzo": machine.terrazzo,  # its own kernels are timed too
         "threads": ",".join(map(str, threads)),
         "power state": power_state(),
         "emulation": fingerprint(emulated) if emulated else NONE,
         ACCELERATORS: "; ".join(one or CPU for one in accelerators) if any(accelerators) else NONE,
-        "profile version": f"{VERSION}.{METHOD}",
+        **measured_by(),
     }
+
+
+def measured_by() -> Mapping[str, str]:
+    """This Terrazzo, whose own kernels are timed too, and the way it measures today."""
+    return {"terrazzo": Machine.here().terrazzo, "profile version": f"{VERSION}.{METHOD}"}
+
+
+def is_current(key: Mapping[str, str]) -> bool:
+    return measured_by().items() <= key.items()
 
 
 def difference(key: Mapping[str, str], other: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from terrazzo.errors import UsageError
-from terrazzo.measure.key import MODEL, PLACE, WHERE, moved, refuse_other
+from terrazzo.measure.key import MODEL, PLACE, WHERE, is_current, moved, refuse_other
 from terrazzo.measure.store import ProfileStore
 from terrazzo.records import Graph
 from terrazzo.records.machine import Machine
@@ -28,6 +28,7 @@ def kept_profile(
 ) -> Profile | None:
     """The newest profile of this model on so many devices: with this torch, or of that place.
 
+    What another Terrazzo has measured, or this one in another way, counts as not measured.
     ``fits``: whether it is of what nets lie on.
     """
     folder, version = ProfileStore.usual(environment).folder, Machine.here().torch
@@ -39,7 +40,7 @@ def kept_profile(
             continue  # of another version: measuring again replaces it
         which = profile.key.get(PLACE) == place if place else profile.key.get("torch") == version
         same = profile.key.get(MODEL) == graph.digest and len(profile.devices) == devices
-        if which and same and fits(profile):
+        if which and same and is_current(profile.key) and fits(profile):
             found.append(profile)
     return max(found, key=lambda profile: profile.measured_s, default=None)
 

@@ -64,6 +64,12 @@ class Wishes:
     def plan(self, graph: Graph, devices: int) -> Plan:
         if self.profile is not None and self.is_open:
             return self.search(graph, devices).best.plan
+        if self.objective == MEMORY:
+            why = "a profile of the devices" if self.is_open else 'groups="auto" without passes='
+            raise UsageError(
+                f'objective="{MEMORY}" is searched for: it needs {why} (terrazzo cluster profile '
+                'measures them). Without, memory="900MiB" makes a plan fit into so much'
+            )
         plan = plan_graph(
             graph, devices, layout=self.layout, groups=self.groups, passes=self.passes
         )

@@ -14,8 +14,9 @@ largest weight that is copied (docs/log.md)."""
 WASTE, WEIGHTS_WASTE = 0.3, 0.15
 """Where free pages are returned in time (plans with passes) holes are small and many: a part of
 maps in use, and of weights with their gradients."""
-STRIPS_BYTES = 5 << 20
-"""What a convolution with windows makes on the way, strip by strip, in kernels' own orders."""
+STRIPS_BYTES, STRIPS_WEIGHTS = 5 << 20, 2
+"""What a convolution with windows makes on the way: of maps, strip by strip, in kernels' own
+orders, and of its weights, turned or in sums that are added up, so many times what they are."""
 LIBRARY_BYTES, OPERATOR_BYTES = 6 << 20, 32 << 10
 """What a net is made of besides tensors, and what torch's kernels keep once they have run: code
 that is made for each shape they meet, so each operator of the net adds to it."""

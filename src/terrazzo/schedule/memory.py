@@ -17,7 +17,14 @@ from terrazzo.records import Graph, Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
-from terrazzo.schedule.ledger import HEAP_BYTES, MAP_HOLES, STRIPS_BYTES, Footprint, Ledger
+from terrazzo.schedule.ledger import (
+    HEAP_BYTES,
+    MAP_HOLES,
+    STRIPS_BYTES,
+    STRIPS_WEIGHTS,
+    Footprint,
+    Ledger,
+)
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -65,7 +72,7 @@ class _Walk:
             operators=len(graph.nodes),
             map_holes_bytes=_largest(maps, MAP_HOLES),
             largest_weight_bytes=_largest(map(self._weight_bytes, _kernels(graph, weights)), 1),
-            strips_bytes=min(STRIPS_BYTES, 2 * max(maps, default=0)) if _has_windows(graph) else 0,
+            strips_bytes=self._strips_bytes(maps, _windows(graph, weights)),
         )
         self.ledger = Ledger(start)
         self.late = Late()
@@ -97,6 +104,12 @@ class _Walk:
         return replace(self.ledger.peak, kept_bytes=kept)
 
     # ---- sizes ---------------------------------------------------------------------------
+
+    def _strips_bytes(self, maps: Sequence[int], windows: Sequence[Value]) -> int:
+        if not windows:
+            return 0
+        of_maps = min(STRIPS_BYTES, 2 * max(maps, default=0))
+        return of_maps + STRIPS_WEIGHTS * max(map(self._weight_bytes, windows))
 
     def _weight_bytes(self, weight: Value) -> int:
         """What of a weight lives on this device."""
@@ -307,10 +320,10 @@ def _kernels(graph: Graph, weights: Iterable[Value]) -> list[Value]:
     return [weight for weight in weights if weight.name in read]
 
 
-def _has_windows(graph: Graph) -> bool:
-    """Whether a convolution reads more than a pixel of more than a few channels."""
-    shapes = [graph.shape(node.refs[1]) for node in graph.nodes if node.op == LATE]
-    return any(prod(shape[2:]) > 1 and shape[1] > FEW for shape in shapes)
+def _windows(graph: Graph, weights: Iterable[Value]) -> list[Value]:
+    """Weights of convolutions that read more than a pixel of more than a few channels."""
+    read = {node.refs[1] for node in graph.nodes if node.op == LATE}
+    return [w for w in weights if w.name in read and prod(w.shape[2:]) > 1 and w.shape[1] > FEW]
 
 
 def _kind(op: str) -> str:
