@@ -115,6 +115,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "trained number": lambda x: x * torch.ones((), requires_grad=True),
     "divided by": lambda x: MEAN / x,
     "a text": lambda x: x + "a",
+    "a part of it added": lambda x: torch.ones(()).add(x, alpha=2),
+    "a part of it taken away": lambda x: Tensor.sub(torch.ones(()), x, alpha=2),
 }
 
 

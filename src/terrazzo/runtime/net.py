@@ -339,7 +339,7 @@ class Net(nn.Module):
         """The model as it is now."""
         known: Inventory | None = self._known
         if known is None or not known.holds():
-            known = self.__dict__["_known"] = Inventory(self._model)
+            known = self.__dict__["_known"] = Inventory(self._model, known)
         return known
 
     def boxes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Box, ...]]:

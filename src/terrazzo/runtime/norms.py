@@ -122,9 +122,11 @@ class Normalize(torch.autograd.Function):
             assert gx is not None
             gx = gx.reshape(x.shape)
             flow = _flow(plain, product, torch.rsqrt(moments[1] + eps))
+        by_bias = gb if ctx.needs_input_grad[3] else None
         if weight is None:
-            return gx, flow, None, gb if ctx.needs_input_grad[3] else None, None, None, None
-        return gx, flow, gw.to(weight.dtype), gb.to(weight.dtype), None, None, None
+            return gx, flow, None, by_bias, None, None, None
+        by_bias = None if by_bias is None else by_bias.to(weight.dtype)
+        return gx, flow, gw.to(weight.dtype), by_bias, None, None, None
 
 
 def fixed(

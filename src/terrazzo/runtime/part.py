@@ -192,7 +192,7 @@ class Part:
         """torch's functions ask here first: arithmetic goes on, the rest is refused."""
         given = pytree.tree_leaves((args, kwargs))
         part = next(value for value in given if isinstance(value, Part))
-        if function in _REVERSED and len(args) == 2 and isinstance(args[1], Part):
+        if function in _REVERSED and len(args) == 2 and isinstance(args[1], Part) and not kwargs:
             return _REVERSED[function](part, args[0])
         raise _refusal(part, f"torch.{getattr(function, '__name__', function)}")
 

@@ -170,8 +170,7 @@ class Lowering:
     def _whole(self, name: str, group: int) -> str:
         """A value as a whole array, gathered if it is spread."""
         if name in self.homes:
-            everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
-            return self._weight(name, everything, group)
+            return self._whole_weight(name, group)
         if name not in self.tiling.spread:
             return self._leaf(name)
         if name not in self.graph.producer:
@@ -207,6 +206,17 @@ class Lowering:
             self._step(Exchange((Move(self._spread(name), target, moved),), group))
             self.bound[key, "weight"] = target
         return self.bound[key, "weight"]
+
+    def _whole_weight(self, name: str, group: int) -> str:
+        """All of a cut weight on every device; its gradient is complete on each of them, and each
+        takes its part of it."""
+        if (name, "whole") not in self.bound:
+            everything = (Box.whole(self.graph.shape(name)),) * self.plan.devices
+            target = self._array(f"{name}*", name, None)
+            moved = transfers(owners(self.homes[name]), everything)
+            self._step(Exchange((Move(self._spread(name), target, moved),), group))
+            self.bound[name, "whole"] = target
+        return self.bound[name, "whole"]
 
     def _boxed(self, name: str, group: int, needed: Boxes) -> str:
         """A value as a split node of a group reads it."""

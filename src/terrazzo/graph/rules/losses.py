@@ -40,7 +40,7 @@ def elementwise(position: int) -> Rule:
 
     def place(node: Node, graph: Graph, axes: AxesOf) -> Placement:
         shape = shape_of(node, graph)
-        names = [name for name in node.refs if len(graph.shape(name)) <= len(shape)]
+        names = [name for name in node.refs if _fits(graph.shape(name), shape)]
         letters = broadcast_axes(shape, graph, names, axes)
         if not is_cut(letters) or letters != axes[node.refs[0]] or len(names) != len(node.refs):
             return whole(node, graph)
@@ -65,6 +65,14 @@ def elementwise(position: int) -> Rule:
         return Reduction(main=0, partial=partial, combine="sum", shape=(), keeps=lambda box: SCALAR)
 
     return Rule(place=place, local=local, reduce=reduce)
+
+
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether a tensor is broadcast to the other's shape, and not both to a third one."""
+    aligned = into[len(into) - len(shape) :]
+    return len(shape) <= len(into) and all(
+        extent in (1, other) for extent, other in zip(shape, aligned, strict=True)
+    )
 
 
 def _cross_entropy_place(node: Node, graph: Graph, axes: AxesOf) -> Placement:

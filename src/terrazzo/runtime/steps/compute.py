@@ -138,16 +138,17 @@ class ComputeStep:
             run.saved[self.index] = piece
 
     def _late(self) -> frozenset[str]:
-        """Weights of convolutions that come from outside: their gradients can be made later.
+        """Weights of convolutions: their gradients can be made later.
 
-        Not where all compute the whole: nobody waits there, and both gradients at once take less.
+        Not of those that were computed themselves: others wait for their gradients. Nor where all
+        compute the whole: nobody waits there, and both gradients at once take less.
         """
         found: set[str] = set()
         for apply, call in zip(self.step.applies, self.operators, strict=True):
             weights = apply.inputs[1:]
             if apply.locals is None or call is None or call.op != OP or not can_wait(call):
                 continue
-            if all(name in self.inputs for name in weights):
+            if all(name in self.parameters for name in weights):
                 found |= set(weights)
         return frozenset(found)
 
@@ -164,7 +165,8 @@ class ComputeStep:
         """What operators read other than as the weights of a convolution that can wait."""
         found: set[str] = set()
         for apply, call in zip(self.step.applies, self.operators, strict=True):
-            late = call is not None and call.op == OP and set(apply.inputs[1:]) <= self.late
+            late = call is not None and call.op == OP and can_wait(call)
+            late = late and set(apply.inputs[1:]) <= self.late
             found |= {*apply.inputs[:1]} if late else {*apply.inputs}
         return frozenset(found)
 

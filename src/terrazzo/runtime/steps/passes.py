@@ -148,6 +148,8 @@ def is_plain_convolution(call: Operator, local: Local, box: Box) -> bool:
         return False
     _, _, _, stride, padding, dilation, _ = call.args
     read, kernel = local.reads[0], local.reads[1].box.shape[2:]
+    if call.crop and call.crop[-3] != slice(0, local.reads[1].box.shape[0]):
+        return False  # of channels: a cut goes through what belongs together
     for dim in (0, 1):
         extent = read.box.shape[dim - 2] + sum(read.pad[dim - 2]) + 2 * padding[dim]
         made = (extent - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1
