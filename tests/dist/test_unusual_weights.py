@@ -71,6 +71,18 @@ class Straddling(nn.Module):
         return self.two(F.relu(self.one(x)))
 
 
+class SharedNorm(nn.Module):
+    """One norm for maps that are spread and for vectors, which are whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.conv(x)).tanh(), 2)
+        return self.norm(self.norm(x).mean((2, 3), keepdim=True) * 3)
+
+
 def without_bias() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, bias=False), nn.GELU(), nn.Conv2d(4, 2, 1)
@@ -115,9 +127,15 @@ def as_plain(make: Callable[[], nn.Module], sides: Sequence[int], options: dict[
     ],
     ids=str,
 )
-@pytest.mark.parametrize("make", [computed, Twice, without_bias, Straddling])
+@pytest.mark.parametrize("make", [computed, Twice, without_bias, Straddling, SharedNorm])
 def test_in_every_layout(make: Callable[[], nn.Module], options: dict[str, Any]) -> None:
     run_on(2, as_plain, make, (SIDE,), options)
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": "one", "passes": 2}], ids=str)
+@pytest.mark.parametrize("make", [computed, Twice, without_bias, Straddling, SharedNorm])
+def test_alone(make: Callable[[], nn.Module], options: dict[str, Any]) -> None:
+    as_plain(make, (SIDE,), options)
 
 
 @pytest.mark.parametrize("groups", ["one", "each"])

@@ -200,7 +200,7 @@ class Clocks:
         self._rest(device, here - now - late_s - handled_s)
         unpacked_s = self._work(device, prices.copy_s(received, device))
         done = here + unpacked_s
-        spent_s = done - now - late_s
+        spent_s = max(0.0, done - now - late_s)
         busy_s = min(spent_s, max(0.0, own_s + beside_s - since_s) + unpacked_s)
         self._book(device, compute_s=late_s, exchange_s=busy_s, waiting_s=spent_s - busy_s)
         self.now[device] = done
@@ -218,7 +218,7 @@ class Clocks:
         for device, now in enumerate(self.now):
             late_s = self._caught_up(device)
             done = max(begin + seconds, now + late_s)
-            left_s = done - now - late_s
+            left_s = max(0.0, done - now - late_s)
             self._rest(device, left_s)
             own_s = min(seconds, left_s)
             self._book(device, compute_s=late_s, exchange_s=own_s, waiting_s=left_s - own_s)

@@ -78,7 +78,7 @@ def parts(boxes: Sequence[Box], *, width: int) -> list[str]:
             owners = ",".join(str(device) for device, own in enumerate(solid) if own == spans)
             _write(words, y0 + 1, x0 + 1, owners[: max(x1 - x0 - 1, 0)])
         sizes = [high - low for low, high in slab]
-        _write(words, rows + 1, left + 1, _slab_text(sizes, slabs)[: max(right - left - 1, 0)])
+        _write(words, rows + 1, left + 1, _slab_text(sizes, slabs, room=right - left - 1))
     lines = [
         "".join(CORNERS[arm] if arm else word for arm, word in zip(*line, strict=True)).rstrip()
         for line in zip(arms, words[:-1], strict=True)
@@ -90,11 +90,16 @@ def _area(slab: Sequence[tuple[int, int]]) -> int:
     return max(prod(high - low for low, high in slab), 1)
 
 
-def _slab_text(sizes: Sequence[int], slabs: Sequence[Sequence[tuple[int, int]]]) -> str:
-    """What a slab is of: ``43 ch``, ``2 img``, ``2 img, 43 ch``."""
+def _slab_text(
+    sizes: Sequence[int], slabs: Sequence[Sequence[tuple[int, int]]], *, room: int
+) -> str:
+    """What a slab is of: ``43 ch``, ``2 img``, ``2 img, 43 ch``; of the last as much as fits."""
     words = (f"{size} {unit}" for size, unit in zip(sizes, ("img", "ch"), strict=True))
     cut = [len({slab[dim] for slab in slabs}) > 1 for dim in range(2)]
-    return ", ".join(word for word, matters in zip(words, cut, strict=True) if matters)
+    text = ", ".join(word for word, matters in zip(words, cut, strict=True) if matters)
+    if len(text) > room:
+        text = f"{text.partition(',')[0]}…"
+    return text if len(text) <= room else ""
 
 
 def _write(

@@ -27,7 +27,8 @@ def stranger(home: Home, what: str, shape: Sequence[int]) -> UsageError:
     return UsageError(
         f"{story(home)}: {what} with a tensor of shape {list(shape)} that was not made from it "
         "would be wrong on a part. torch.zeros_like and arithmetic on the weight make tensors that "
-        "belong to it; net.state_dict(), called on all devices, has the whole weights."
+        "belong to it; net.state_dict(), called on all devices, has the whole weights, and "
+        'layout="tiles" cuts none.'
     )
 
 

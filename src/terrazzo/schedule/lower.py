@@ -77,13 +77,13 @@ class Lowering:
         self.given: dict[str, Boxes] = {}
 
     def program(self) -> Program:
-        group = -1
+        group, late = -1, _unawaited(self.graph)
         for index, next_group in enumerate(self.tiling.groups):
             if next_group != group:
                 group = next_group
                 self._enter(group)
-            if self.graph.nodes[index].op == "terrazzo.running":
-                self.late.append(index)  # nobody waits for new running statistics
+            if index in late:
+                self.late.append(index)
             else:
                 self._emit(index)
         last = max(group, 0)
@@ -324,3 +324,11 @@ class Lowering:
         target = self._array(node.output, node.output, None)
         parts = self.tiling.locals[index]
         self._step(Combine(index, inputs, target, parts, places, reduction, group))
+
+
+def _unawaited(graph: Graph) -> set[int]:
+    """New running statistics that nothing waits for: a norm that is used twice may read them again,
+    where its second use runs whole."""
+    late = {index for index, node in enumerate(graph.nodes) if node.op == "terrazzo.running"}
+    read = {n for i, node in enumerate(graph.nodes) if i not in late for n in node.refs}
+    return {index for index in late if read.isdisjoint(graph.nodes[index].outputs)}
