@@ -73,17 +73,6 @@ def _cumulative() -> nn.Module:
     return norm
 
 
-class _TwoNames(nn.Module):
-    """One norm with a cumulative average under two names, called by the second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = self.second = _cumulative()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x) * 2)
-
-
 def _pooled(*behind: nn.Module, weights: tuple[float, ...] = (0.5, -2.0, 0.0, 1.5)) -> Build:
     """A norm that turns one channel round and levels another, and a pool further on."""
 
@@ -102,7 +91,6 @@ NORMS: dict[str, Case | Build] = {
     "batch norm eval": lambda: nn.BatchNorm2d(4).eval(),
     "batch norm momentum": lambda: nn.BatchNorm2d(4, momentum=0.7, eps=0.1),
     "batch norm cumulative": _cumulative,
-    "batch norm cumulative under two names": _TwoNames,
     "batch norm plain": lambda: nn.BatchNorm2d(4, affine=False),
     "batch norm untracked": lambda: nn.BatchNorm2d(4, track_running_stats=False),
     "batch norm untracked eval": lambda: nn.BatchNorm2d(4, track_running_stats=False).eval(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import Build, Case, H, W, fn, two
+from case import MAP, Build, Case, H, W, fn, two
 from torch import Tensor
 
 
@@ -73,8 +73,10 @@ LOSSES: dict[str, Case | Build] = {
     "binary logits": pair(_binary_logits),
     "soft margin": two(lambda x, y: F.soft_margin_loss(x, y.detach().sign())),
     "dice": two(lambda x, y: 1 - 2 * (x.sigmoid() * y).sum((2, 3)) / (x.exp() + y * y).sum((2, 3))),
-    "divergence from many": two(
-        lambda x, y: F.kl_div(x[:, :1].log_softmax(2), y.softmax(1), reduction="mean")
+    "divergence from many": Case(
+        fn(lambda x, y: F.kl_div(x[:, :1].log_softmax(2), y.softmax(1), reduction="mean")),
+        maps=(MAP, MAP),
+        ends=True,
     ),
     "divergence": two(lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean")),
 }  # fmt: skip

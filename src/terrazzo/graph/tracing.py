@@ -126,7 +126,7 @@ def fixed_momentum(model: nn.Module) -> Iterator[frozenset[str]]:
     """
     found = {
         name: module
-        for name, module in model.named_modules(remove_duplicate=False)
+        for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._NormBase)
         and module.momentum is None
         and module.track_running_stats

@@ -327,8 +327,14 @@ class Lowering:
 
 
 def _unawaited(graph: Graph) -> set[int]:
-    """New running statistics that nothing waits for: a norm that is used twice may read them again,
-    where its second use runs whole."""
-    late = {index for index, node in enumerate(graph.nodes) if node.op == "terrazzo.running"}
-    read = {n for i, node in enumerate(graph.nodes) if i not in late for n in node.refs}
-    return {index for index in late if read.isdisjoint(graph.nodes[index].outputs)}
+    """New running statistics that nothing waits for but others of the kind: a norm that is used
+    again reads them, where that use runs whole."""
+    awaited: set[str] = set()
+    late: set[int] = set()
+    for index in reversed(range(len(graph.nodes))):
+        node = graph.nodes[index]
+        if node.op == "terrazzo.running" and awaited.isdisjoint(node.outputs):
+            late.add(index)
+        else:
+            awaited.update(node.refs)
+    return late
