@@ -46,7 +46,11 @@ def main() -> None:
     while number < options.cases and not tz.agree(int(time.monotonic() > end_s)):
         seed = options.seed + number
         number += 1
-        said = case(seed)
+        try:
+            said = case(seed)
+        except Exception:
+            print(f"seed {seed} ended in an error", flush=True)
+            raise
         refused += bool(said)
         if device == 0 and (said or number % 20 == 0):
             print(f"{number} cases, {refused} refused{f'; seed {seed}: {said}' if said else ''}")

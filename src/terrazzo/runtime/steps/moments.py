@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.runtime.norms import as_column, as_rows, merge, part_moments, precise, spread
+from terrazzo.runtime.steps.compute import held_boxes
 from terrazzo.runtime.steps.step import Run
 from terrazzo.schedule import Combine, Program
 
@@ -37,9 +38,8 @@ class MomentsStep:
         self.all = self.counts.sum(0)
         self._shares: Tensor | None = None
         self.place = step.places[device].slices()[1]
-        array, local = program.arrays[step.inputs[0]], step.parts[device]
-        assert array.boxes is not None
-        held = array.boxes[device]
+        local = step.parts[device]
+        (held,) = held_boxes(step.inputs, program, device)
         self.owns_none = local is None
         self.own = local.reads[0].box.within(held).slices() if local else ()
         """Where what is counted lies in what is held; nothing where that is all of it."""
