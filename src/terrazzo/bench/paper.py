@@ -74,9 +74,8 @@ def _speedups(races: Sequence[Race]) -> Figure:
             found.setdefault(what, []).append((over.median_s / fastest, race.case.title))
     if not found:
         return Figure("speedup", published, "not measured", "no baseline was done")
-    here = [
-        f"{min(best)[0]:.2f}x to {max(best)[0]:.2f}x over {what}" for what, best in found.items()
-    ]
+    ends = {what: (f"{min(best)[0]:.2f}x", f"{max(best)[0]:.2f}x") for what, best in found.items()}
+    here = [f"{' to '.join(dict.fromkeys(both))} over {what}" for what, both in ends.items()]
     where = [f"most over {what}: {max(best)[1]}" for what, best in found.items()]
     return Figure("speedup", published, "; ".join(here), "; ".join(where))
 
