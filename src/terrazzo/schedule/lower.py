@@ -67,7 +67,6 @@ class Lowering:
 
     def __init__(self, tiling: Tiling, homes: Homes) -> None:
         self.tiling, self.graph, self.plan, self.homes = tiling, tiling.graph, tiling.plan, homes
-        self.late: list[int] = []
         self.arrays: dict[str, Array] = {}
         self.steps: list[Step] = []
         self.pending: list[Apply] = []
@@ -77,18 +76,16 @@ class Lowering:
         self.given: dict[str, Boxes] = {}
 
     def program(self) -> Program:
-        group, late = -1, _unawaited(self.graph)
+        group, late = -1, _unawaited(self.graph)  # emitted at the end
         for index, next_group in enumerate(self.tiling.groups):
             if next_group != group:
                 group = next_group
                 self._enter(group)
-            if index in late:
-                self.late.append(index)
-            else:
+            if index not in late:
                 self._emit(index)
         last = max(group, 0)
-        self._gather([name for i in self.late for name in self.graph.nodes[i].refs], last)
-        for index in self.late:
+        self._gather([name for i in late for name in self.graph.nodes[i].refs], last)
+        for index in late:
             self._emit(index)
         results = [argument for argument in self.graph.outputs if isinstance(argument, Ref)]
         names = [*(ref.name for ref in results), *self.graph.mutations.values()]
@@ -326,15 +323,15 @@ class Lowering:
         self._step(Combine(index, inputs, target, parts, places, reduction, group))
 
 
-def _unawaited(graph: Graph) -> set[int]:
+def _unawaited(graph: Graph) -> list[int]:
     """New running statistics that nothing waits for but others of the kind: a norm that is used
     again reads them, where that use runs whole."""
     awaited: set[str] = set()
-    late: set[int] = set()
+    late: list[int] = []
     for index in reversed(range(len(graph.nodes))):
         node = graph.nodes[index]
         if node.op == "terrazzo.running" and awaited.isdisjoint(node.outputs):
-            late.add(index)
+            late.append(index)
         else:
             awaited.update(node.refs)
-    return late
+    return late[::-1]
