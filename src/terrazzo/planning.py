@@ -38,7 +38,8 @@ from terrazzo.runtime.pace import Foreseen
 from terrazzo.schedule import lower
 
 PLANNED, DECIDED, REFUSED, WRONG = b"P", b"D", b"R", b"W"
-"""A plan for one graph; a plan that other graphs follow; none; a wish that nothing can mean."""
+"""A plan for one graph; a plan that other graphs follow, and its rivals; none; a wish that nothing
+can mean."""
 WORTH = 0.05
 """The part of a step's time that a new plan must save."""
 MEASURE, OFF = "TERRAZZO_MEASURE", ("off", "0", "no")
@@ -100,6 +101,7 @@ class Planner:
         """What the net of each device lies on; empty until they have told each other."""
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
+        self._rivals: tuple[Plan, ...] = ()
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
@@ -125,7 +127,7 @@ class Planner:
 
     def adopt(self, graph: Graph, plan: Plan) -> None:
         """From now on this plan, and for other graphs of the model one like it."""
-        self._first = (graph, plan)
+        self._first, self._rivals = (graph, plan), ()
         self._foresee(graph, plan)
 
     def again(self, slowness: Sequence[float]) -> Plan | None:
@@ -164,8 +166,14 @@ class Planner:
             wishes, layout=layout, memory=memory, passes=passes, objective=objective
         )
         self._given = self._first = self._foreseen = None
+        self._rivals = ()
         self._accelerators = NOWHERE
         self._measures = None  # who lost a device wants to go on
+
+    @property
+    def rivals(self) -> tuple[Plan, ...]:
+        """The plan that was searched for and those that promise about as much, until it changes."""
+        return self._rivals
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -246,10 +254,10 @@ class Planner:
         if data[:1] in (REFUSED, WRONG):
             kind = UsageError if data[:1] == WRONG else PlanError
             raise failure or kind(data[1:].decode())
-        plan = Plan.from_json(data[1:].decode())
+        plans = tuple(Plan.from_json(text) for text in json.loads(data[1:]))
         if data[:1] == DECIDED and not slowness:
-            self._first = (graph, plan)
-        return plan
+            self._first, self._rivals = (graph, plans[0]), plans if len(plans) > 1 else ()
+        return plans[0]
 
     def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
         devices = self.links.devices
@@ -267,14 +275,14 @@ class Planner:
         if known.profile is None:
             on_cpu = self._torch_device.type == CPU.type
             plan = _unmeasured(known, graph, devices) if on_cpu else known.plan(graph, devices)
-            return PLANNED + plan.to_json().encode()
+            return PLANNED + _packed(plan)
         found = known.search(graph, devices)
         plan = found.best.plan
         if found.misfit:
             _say(f"no plan fits into these devices, the fastest is taken: {found.misfit}")
         if slowness and self._first is not None:
-            plan = self._better(plan, self._first[1], graph, known.profile)
-        return DECIDED + plan.to_json().encode()
+            return DECIDED + _packed(self._better(plan, self._first[1], graph, known.profile))
+        return DECIDED + _packed(plan, *known.rivals(graph, found))
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
@@ -352,6 +360,10 @@ def _unmeasured(wishes: Wishes, graph: Graph, devices: int) -> Plan:
         with suppress(PlanError):  # nothing fits: what there is may, it was only counted
             return replace(wishes, memory=room_bytes).plan(graph, devices)
     return wishes.plan(graph, devices)
+
+
+def _packed(*plans: Plan) -> bytes:
+    return json.dumps([plan.to_json() for plan in plans]).encode()
 
 
 def _say(text: str) -> None:

@@ -25,10 +25,10 @@ from terrazzo.errors import PlanError
 from terrazzo.geometry import Box
 from terrazzo.planner.borders import ends, longest_run, norm_behind
 from terrazzo.planner.cost import predict
-from terrazzo.planner.explicit import group_title, plan_graph
+from terrazzo.planner.explicit import group_title, plan_graph, regrouped
 from terrazzo.planner.improve import Changes, anything, improved, joined, only_borders
 from terrazzo.planner.layouts import alone, candidates
-from terrazzo.planner.limits import limited, smallest, spread_limit
+from terrazzo.planner.limits import limited, smallest, spread_limit, within
 from terrazzo.planner.prediction import Prediction
 from terrazzo.planner.prices import Prices, speeds
 from terrazzo.planner.stretch import HIDDEN, Ground, Numbers, Stretch, corners, price, results
@@ -47,6 +47,8 @@ SURE = 0.9
 """Of the time of all on every device: what a plan must promise that spreads work, and may err."""
 TIME, MEMORY, ENERGY = "time", "memory", "energy"
 """What shall be least; energy is chosen together with devices and modes (planner.thrift)."""
+BORDERS = ("each", "auto", "one")
+"""Other borders for the layouts of the best plan."""
 LONGEST = 4
 """Layouts that the name of a plan tells."""
 
@@ -128,7 +130,8 @@ def search(
     if devices > 1 and objective == TIME:
         changes = anything(layouts) if layout is None else only_borders(graph)
         best = _improved(bench, fits.kept, changes, limits)
-        best = _surely_faster(best, fits.kept)
+        fits.kept.extend(_other_borders(bench, best, limits))
+        best = _surely_faster(min(best, *fits.kept, key=_order(TIME)), fits.kept)
     best = replace(best, prediction=_with_memory(bench, best))
     rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
@@ -154,6 +157,18 @@ def _improved(
     ]
     best = min([*starts, *ends], key=order)
     return best if best in kept else replace(best, name=described(best.plan))
+
+
+def _other_borders(bench: Bench, best: Tried, limits: Sequence[int] | None) -> list[Tried]:
+    """The layouts of the best with as many borders as there can be, and with as few.
+
+    Step by step they may be out of reach, where one border more or less changes next to nothing.
+    """
+    if any(group.passes for group in best.plan.groups):
+        return []
+    plans = [tidy(regrouped(bench.graph, best.plan, groups)) for groups in BORDERS]
+    tried = [bench.try_(f"{described(plan)}, the same layouts", plan) for plan in plans]
+    return [t for t in tried if within(t.prediction.memory_bytes, limits)]
 
 
 def _surely_faster(best: Tried, kept: Sequence[Tried]) -> Tried:

@@ -9,6 +9,7 @@ from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, layout_of, plan_graph
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.limits import spread_limit, within
+from terrazzo.planner.rivals import rivals
 from terrazzo.planner.search import MEMORY, TIME, Found, search
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES
@@ -92,6 +93,12 @@ class Wishes:
             except PlanError as error:  # the best plan stands, and is seen not to fit
                 return replace(found, misfit=str(error))
         return found
+
+    def rivals(self, graph: Graph, found: Found) -> tuple[Plan, ...]:
+        """Plans that are worth a try beside the one that was found; for the least memory, none."""
+        if self.objective != TIME or found.misfit or found.best.plan.devices == 1:
+            return ()
+        return rivals(graph, found, self.limits_bytes())
 
     def boundless(self, graph: Graph) -> Found:
         """The same if devices had all the memory they want."""

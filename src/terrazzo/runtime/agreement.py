@@ -25,7 +25,9 @@ from terrazzo.members.control import Interrupted
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.phase import READING
 
-FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN, SPARE = map(float, range(1, 11))
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN, SPARE, PACE = map(
+    float, range(1, 12)
+)
 NAMES = {
     FORWARD: "a forward call",
     BACKWARD: "a backward pass",
@@ -37,6 +39,7 @@ NAMES = {
     WEIGHT: "a sum or norm of a cut weight",
     PLAN: "net.change_plan()",
     SPARE: "keeping a copy of cut weights",
+    PACE: "net.keep_pace()",
 }
 SUMS = 8
 NOTE = 4 + SUMS + 1

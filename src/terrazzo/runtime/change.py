@@ -16,8 +16,9 @@ from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import Export
 from terrazzo.records import Plan
 from terrazzo.records.graph import fingerprint
-from terrazzo.runtime.agreement import NOTHING, PLAN, Note, compare
+from terrazzo.runtime.agreement import NOTHING, PACE, PLAN, Note, compare
 from terrazzo.runtime.recovery import together
+from terrazzo.runtime.trial import Trial
 
 if TYPE_CHECKING:
     from terrazzo.runtime.net import Net
@@ -28,6 +29,11 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
 
     Where a device is lost meanwhile, plans are made anew anyway.
     """
+    net.__dict__["_trial"] = None  # whoever asks has chosen
+    go_on(net, plan, optimizers)
+
+
+def go_on(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     members = net.links.members
     together(
         net.links, lambda: _change(net, plan, optimizers) if net.links.members == members else None
@@ -58,9 +64,13 @@ def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
 
 
 def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
-    """Another plan, where devices stray from the one that is; the same decision on all."""
+    """Another plan, where one is faster or devices stray from the one that is; the same on all."""
     pace = net._pace
     pace.is_kept = True
+    if net._trial is None and net._plans.rivals:
+        net.__dict__["_trial"] = Trial(net._plans.rivals)
+    if net._trial is not None and not net._trial.is_over:
+        return _try_plans(net, net._trial, optimizers)
     if not pace.strays or not pace.is_planned:
         return False
     before, words = net.plan, pace.words(net.links.called)
@@ -71,6 +81,34 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     changed = plan is not None and plan != before
     say(net, f"{words}: {'planned anew' if changed else 'the plan stays, none is better'}")
     return changed
+
+
+def _try_plans(net: Net, trial: Trial, optimizers: Sequence[Optimizer]) -> bool:
+    """A step of a trial: device 0 says by which plan the next one is."""
+    links, before, members = net.links, trial.current, net.links.members
+    if links.device == 0:
+        trial.lap(net.calls, by=net.plan, is_free=not unfinished(net))
+    note = Note(PACE, net.calls, trial.subject, NOTHING, flag=trial.told)
+
+    def attempt() -> float | None:
+        if links.members != members:
+            return None  # with others, plans are others too
+        return compare(links, note, explain="net.keep_pace")[0]
+
+    told = together(links, attempt)
+    if told is None:
+        return False
+    trial.heard(told)
+    if trial.current != before:
+        try:
+            go_on(net, trial.plans[trial.current], optimizers)
+        except UsageError as error:  # on all devices, before anything has moved
+            trial.end_with(before)
+            say(net, f"no other plans are tried: {error}")
+    if trial.is_over and links.device == 0:
+        say(net, trial.words())
+    trial.begin(net.calls)
+    return trial.current != before
 
 
 def tell_pace(net: Net) -> None:

@@ -64,7 +64,7 @@ class Net(nn.Module):
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
             _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(), _regrouped=False,
-            _planned_for=links.devices,
+            _planned_for=links.devices, _trial=None,
         )  # fmt: skip
         if links.recovery is not None:
             links.recovery.followers.add(self)
@@ -207,7 +207,8 @@ class Net(nn.Module):
             change_plan(self, plan, optimizers)
 
     def keep_pace(self, *optimizers: Optimizer) -> bool:
-        """Plans anew where a device has come to compute at another rate than planned.
+        """Keeps the plan the fastest one: in the first steps by trying those that promise about as
+        much, later by planning anew where a device computes at another rate than planned.
 
         All devices call this after every ``optimizer.step()``, with the optimisers. As long as
         all keep the pace it does nothing. Gives whether the plan has changed.
@@ -221,7 +222,7 @@ class Net(nn.Module):
         self._ready.clear()
         if list(kept) != list(range(self._planned_for)):
             self._plans.follow(kept)
-            self.__dict__.update(_pace=Pace(), _planned_for=len(kept))
+            self.__dict__.update(_pace=Pace(), _planned_for=len(kept), _trial=None)
         self.__dict__["_regrouped"] = True
 
     # ---- getting ready ------------------------------------------------------------------

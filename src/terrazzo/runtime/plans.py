@@ -24,5 +24,10 @@ class Plans(Protocol):
         """Plans anew for other devices: the numbers before of those that are left."""
 
     @property
+    def rivals(self) -> Sequence[Plan]:
+        """The plan that is and those that promise about as much, as long as nobody has chosen among
+        them; the same on all devices. None where there is nothing to choose."""
+
+    @property
     def foreseen(self) -> Foreseen | None:
         """What was predicted of the plan."""

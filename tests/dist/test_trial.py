@@ -1,0 +1,154 @@
+"""Plans that promise about as much are tried in the first steps, and the fastest goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from devices import run_on
+from plain import assert_close, batches, state, train, twin
+from test_pace import SHAPE, model, profile
+
+import terrazzo as tz
+from terrazzo.planner import plan_graph, wishes
+from terrazzo.planner.search import Found
+from terrazzo.records import Graph
+from terrazzo.runtime import contest
+from terrazzo.runtime.turn import Turn
+
+STEPS = 40
+SLOW_S = 0.25
+
+
+@contextlib.contextmanager
+def short_turns() -> Iterator[None]:
+    """Few steps for each plan, and rivals that cut weights."""
+
+    def rivals(graph: Graph, found: Found, rooms: object) -> tuple[tz.Plan, ...]:
+        layouts = ("channels:3", "samples:3", "tiles:3x1")
+        return tuple(plan_graph(graph, 3, layout=layout, groups="each") for layout in layouts)
+
+    with (
+        mock.patch.object(wishes, "rivals", rivals),
+        mock.patch.object(contest, "TURN_S", 0.0),
+        mock.patch.object(contest, "SKIPPED", 1),
+        mock.patch.object(contest, "LEAST", 2),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def slow_by(plan: tz.Plan) -> Iterator[None]:
+    """Forward calls by one plan take long on device 0."""
+    usual = Turn.run
+
+    def run(self: Turn) -> Any:
+        if torch.distributed.get_rank() == 0 and self.net.plan == plan:
+            time.sleep(SLOW_S)
+        return usual(self)
+
+    with mock.patch.object(Turn, "run", run):
+        yield
+
+
+def tried(kind: type[torch.optim.Optimizer], options: dict[str, float]) -> dict[str, Any]:
+    """Trains beside plain PyTorch while the first plan is the slowest of those tried."""
+    plain, data = model(), batches(STEPS, SHAPE)
+    with short_turns():
+        net = tz.parallelize(twin(plain), (data[0][0],), profile=profile(3))
+    first, cut = net.plan, set[str]()
+    changed: list[int] = []
+    plans: list[str] = []
+    optimizers = [kind(each.parameters(), **options) for each in (plain, net)]
+
+    def after(step: int) -> None:
+        if net.keep_pace(optimizers[1]):
+            changed.append(step)
+        plans.append(net.plan.to_json())
+        cut.update(net.homes)
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), short_turns(), slow_by(first):
+        losses = [train(plain, optimizers[0], data), train(net, optimizers[1], data, after=after)]
+    assert max(abs(a / b - 1) for a, b in zip(*losses, strict=True)) < 1e-10
+    assert_close(state(net), state(plain))
+    return {
+        "first": first.to_json(),
+        "plans": plans,
+        "changed": changed,
+        "said": said.getvalue(),
+        "rivals": len(net._plans.rivals),
+        "cut": sorted(cut),
+    }
+
+
+def test_a_faster_plan_takes_the_place_of_the_first() -> None:
+    one, *others = run_on(3, tried, torch.optim.Adam, {"lr": 1e-3}, timeout_s=240)
+    assert all(other["plans"] == one["plans"] for other in others)
+    assert all(other["changed"] == one["changed"] for other in others)
+    assert one["plans"][-1] != one["first"]
+    assert len(set(one["plans"])) > 2 and one["cut"], "several others, and weights were moved"
+    assert "tried in" in one["said"] and "goes on" in one["said"]
+    assert all(not other["said"] for other in others)  # one device speaks for all
+    over = max(one["changed"])
+    assert over < STEPS - 3 and one["rivals"] == 0
+    assert len(set(one["plans"][over:])) == 1, "the trial is over, and is not begun again"
+
+
+def refused() -> tuple[bool, str]:
+    """An optimiser whose state cannot move: no other plan is tried, and training goes on."""
+    data, said = batches(8, SHAPE), io.StringIO()
+    with contextlib.redirect_stderr(said), short_turns():
+        net = tz.parallelize(model(), (data[0][0],), profile=profile(3))
+        optimizer = torch.optim.Adafactor(net.parameters())
+        first = net.plan
+        train(net, optimizer, data, after=lambda step: net.keep_pace(optimizer))
+    return net.plan == first, said.getvalue()
+
+
+def test_what_cannot_move_stays_where_it_is() -> None:
+    one, *others = run_on(3, refused)
+    assert one[0] and "no other plans are tried" in one[1]
+    assert others == [(True, "")] * 2
+
+
+def alone() -> tuple[int, bool]:
+    """One device has nothing to try."""
+    data = batches(3, SHAPE)
+    net = tz.parallelize(model(), (data[0][0],), profile=profile(1))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    changed: list[bool] = []
+    train(net, optimizer, data, after=lambda step: changed.append(net.keep_pace(optimizer)))
+    return len(net._plans.rivals), any(changed)
+
+
+def test_one_device_tries_nothing() -> None:
+    assert run_on(1, alone) == [(0, False)]
+
+
+def own_choice() -> tuple[bool, bool]:
+    """Who changes the plan himself in the middle of a trial has chosen."""
+    data = batches(14, SHAPE)
+    with short_turns():
+        net = tz.parallelize(model(), (data[0][0],), profile=profile(3))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    mine = tz.plan(net, (data[0][0],), layout="samples:3")
+    changed: list[bool] = []
+
+    def after(step: int) -> None:
+        if step == 4:
+            net.change_plan(mine, optimizer)
+        changed.append(net.keep_pace(optimizer))
+
+    with short_turns():
+        train(net, optimizer, data, after=after)
+    return net.plan == mine, any(changed[4:])
+
+
+def test_a_plan_of_ones_own_ends_the_trial() -> None:
+    assert run_on(3, own_choice) == [(True, False)] * 3

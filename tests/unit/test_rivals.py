@@ -1,0 +1,77 @@
+"""Rivals: plans near the best by prediction, as far as devices have the memory to try them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from terrazzo.planner import Wishes
+from terrazzo.planner.cost import predict
+from terrazzo.planner.explicit import regrouped
+from terrazzo.planner.limits import within
+from terrazzo.planner.rivals import MORE, MOST, NEAR, ROOMY, rivals
+from terrazzo.planner.search import BORDERS, MEMORY, Found, search, tidy
+from terrazzo.schedule import lower
+
+sys.path.insert(0, str(Path(__file__).parent))
+from clusters import profile
+from test_search import deep, mixed
+
+
+def found() -> Found:
+    return search(mixed(6), profile(4))
+
+
+def seconds(plan: object) -> float:
+    return predict(lower(mixed(6), plan), profile(4), memory=False).step_s  # type: ignore[arg-type]
+
+
+def test_they_are_near_and_the_nearest() -> None:
+    one = found()
+    others = rivals(mixed(6), one, None)
+    assert 0 < len(others) <= MOST and one.best.plan not in others
+    times = [seconds(plan) for plan in others]
+    assert times == sorted(times) and times[-1] <= (1 + NEAR) * one.best.prediction.step_s
+    left = [t for t in one.rejected if t.plan not in others]
+    assert all(t.prediction.step_s >= times[-1] for t in left) or len(others) < MOST
+
+
+def test_nothing_is_tried_that_a_device_could_break_down_under() -> None:
+    one = found()
+    need = one.best.prediction.memory_bytes
+    full = rivals(mixed(6), one, need)
+    assert all(
+        within(predict(lower(mixed(6), p), profile(4)).memory_bytes, [int(MORE * n) for n in need])
+        for p in full
+    )
+    roomy = [int(10 * n / ROOMY) for n in need]
+    assert rivals(mixed(6), one, roomy) == rivals(mixed(6), one, None)
+    heavy = replace(
+        one,
+        rejected=tuple(
+            replace(t, prediction=replace(t.prediction, memory_bytes=tuple(2 * n for n in need)))
+            for t in one.rejected
+        ),
+    )
+    assert rivals(mixed(6), heavy, need) == ()
+
+
+def test_who_asks_for_the_least_memory_has_none() -> None:
+    wishes = Wishes(profile=profile(4))
+    one = wishes.search(mixed(6), 4)
+    assert wishes.rivals(mixed(6), one)
+    least = replace(wishes, objective=MEMORY)
+    assert least.rivals(mixed(6), least.search(mixed(6), 4)) == ()
+    alone = Wishes(profile=profile(1))
+    assert alone.rivals(mixed(6), alone.search(mixed(6), 1)) == ()
+
+
+def test_the_choice_is_no_slower_than_its_layouts_with_other_borders() -> None:
+    for latency_s in (1e-4, 2e-2):
+        cluster = profile(4, latency_s=latency_s)
+        best = search(deep(), cluster).best
+        for groups in BORDERS:
+            other = tidy(regrouped(deep(), best.plan, groups))
+            other_s = predict(lower(deep(), other), cluster, memory=False).step_s
+            assert best.prediction.step_s <= other_s
