@@ -3,11 +3,13 @@
     python tools/plan_choice.py compare FOLDER --model resnet18 --batch 6 --on 6xpi3 --minutes 7
     python tools/plan_choice.py show FOLDER
 
-As root for emulated devices. They are measured, then there are plans: the planner's choice, its
+As root for emulated devices. They are measured, then there are plans: the planner's first, its
 ten next best, every uniform layout with the groups ``each`` and ``one``, and ten random ones, as
-far as they are predicted to fit into memory. All are trained by in the same processes
-(``net.change_plan``), the ones that promise most first; the choice again after every few others,
-so that each is held against the choice just before and after it. A plan that is far behind is left
+far as they are predicted to fit into memory. Training begins as a script's does, with
+``net.keep_pace``: what is settled on in its first steps is the choice (``--first``: the planner's
+first plan is). Then all are trained by in the same processes (``net.change_plan``), the ones that
+promise most first; the choice again after every few others, so that each is held against the choice
+just before and after it. A plan that is far behind is left
 after one step. When a part of the time is over, those close to the best have more turns, so that
 the best is not the one that was lucky once. FOLDER gets the profile, the plans, ``times.json``
 while it runs and ``result.json``, which also names plans that were not reached.
@@ -51,7 +53,7 @@ from terrazzo.runtime.part import Part
 from terrazzo.schedule import lower
 
 BEST, RANDOM, DRAWS = 10, 10, 40
-CHOICE = "choice"
+FIRST = "first"
 CHANGING, STEPPING = "@changing", "@stepping"
 """Lines of device 0 for the one who holds its limits. The first step of a turn is not measured, so
 it does not matter that limits come back a moment late."""
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--on", default="6xpi3")
     parser.add_argument("--profile", type=Path, help="of these devices; default: they are measured")
     parser.add_argument("--minutes", type=float, default=8.0, help="all in all")
+    parser.add_argument("--first", action="store_true", help="without trying others at first")
     parser.add_argument("--steps", type=int, default=2, help="of a plan in each of its turns")
     parser.add_argument("--seed", type=int, default=0)
     add_lab_flags(parser)
@@ -95,6 +98,7 @@ def compare(args: argparse.Namespace) -> None:
         make(args, hosts)
         command = [sys.executable, __file__, "train", str(args.folder.resolve())]
         command += ["--minutes", f"{(end_s - time.time()) / 60}", "--steps", str(args.steps)]
+        command += ["--first"] if args.first else []
         pace = Pace(hosts)
         result = launch(command, hosts, output=pace.line)
         pace.full_speed.close()
@@ -155,7 +159,7 @@ def plans(graph: Graph, profile: Profile, seed: int) -> Iterator[tuple[str, Plan
     """The choice first; more random ones than are wanted, since not all fit."""
     devices, speed = len(profile.devices), speeds(profile)
     found = Wishes(profile=profile).search(graph, devices)
-    yield CHOICE, found.best.plan
+    yield FIRST, found.best.plan
     for place, tried in enumerate(found.rejected[:BEST]):
         yield f"next-{place + 1}", tried.plan
     layouts = candidates(graph, speed)
@@ -192,24 +196,54 @@ def train(args: argparse.Namespace) -> None:
     index = json.loads((args.folder / "index.json").read_text())
     case = Case.from_dict(index["case"])
     task = Task.make(case)
-    net = tz.parallelize(WithLoss(task.model), (task.images,), _load(args.folder, CHOICE))
+    profile = args.folder / "profile.json"
+    net = tz.parallelize(
+        WithLoss(task.model), (task.images,), profile=profile, delivery="none", seed=args.seed
+    )
     optimizer = optimizer_of(net.parameters())
+    choice = _settled(net, task.images, optimizer, args)
     turns: list[dict[str, Any]] = []
     names = sorted(index["plans"], key=lambda name: index["plans"][name]["predicted_s"])
     for number in range(ROUNDS):
-        names = _close(turns) if number else names
+        names = _close(turns, choice) if number else names
         every = CLOSE_AGAIN_EVERY if number else AGAIN_EVERY
-        for name in _in_turns(names, every) if len(names) > 1 else ():
+        for name in _in_turns(names, every, choice) if len(names) > 1 else ():
             if tz.agree(int(time.monotonic() > (end_s if number else first_end_s))):
                 break
             net.change_plan(_load(args.folder, name), optimizer)
             _tell(device, STEPPING)
-            took = _turn(net, task.images, optimizer, steps=args.steps, bar_s=_bar_s(name, turns))
+            bar_s = _bar_s(name, turns, choice)
+            took = _turn(net, task.images, optimizer, steps=args.steps, bar_s=bar_s)
             turns.append({"plan": name, "steps_s": took})
             _tell(device, CHANGING)
             _tell(device, f"{name}: {', '.join(f'{t:.2f}' for t in took)} s")
             if device == 0:
                 (args.folder / "times.json").write_text(json.dumps(turns, indent=1))
+
+
+def _settled(net: Any, images: torch.Tensor, optimizer: Any, args: argparse.Namespace) -> str:
+    """The name of the plan that is left when no others are tried any more."""
+    device, steps = net.links.device, 0
+    _tell(device, STEPPING)
+    while not (args.first or net.is_settled):
+        _step(net, _fed(net, images), optimizer)
+        net.keep_pace(optimizer)
+        steps += 1
+    _tell(device, CHANGING)
+    names = json.loads((args.folder / "index.json").read_text())["plans"]
+    choice = next((n for n in names if _load(args.folder, n).groups == net.plan.groups), FIRST)
+    if device == 0:
+        body = {"choice": choice, "steps": steps}
+        (args.folder / "settled.json").write_text(json.dumps(body))
+        print(f"settled on {choice} in {steps} steps", flush=True)
+    return choice
+
+
+def _fed(net: Any, images: torch.Tensor) -> Part:
+    """What this device needs of the images by the plan that is."""
+    (boxes,) = net.boxes([tuple(images.shape)])
+    box = boxes[net.links.device]
+    return Part(images[box.slices()].clone(), box, tuple(images.shape))
 
 
 def _tell(device: int, text: str) -> None:
@@ -221,9 +255,7 @@ def _turn(
     net: Any, images: torch.Tensor, optimizer: torch.optim.Optimizer, *, steps: int, bar_s: float
 ) -> list[float]:
     """Seconds of steps after the first, or of the first alone if it is far behind."""
-    (boxes,) = net.boxes([tuple(images.shape)])
-    box = boxes[net.links.device]
-    fed = Part(images[box.slices()].clone(), box, tuple(images.shape))
+    fed = _fed(net, images)
     first = _step(net, fed, optimizer)
     if first > FIRST_BEHIND * bar_s:
         return [first]
@@ -233,26 +265,26 @@ def _turn(
     return took
 
 
-def _bar_s(name: str, turns: list[dict[str, Any]]) -> float:
+def _bar_s(name: str, turns: list[dict[str, Any]], choice: str) -> float:
     """The last time of the choice; nothing bounds itself."""
-    if name == CHOICE:
+    if name == choice:
         return float("inf")
-    mine = [statistics.median(t["steps_s"]) for t in turns if t["plan"] == CHOICE]
+    mine = [statistics.median(t["steps_s"]) for t in turns if t["plan"] == choice]
     return mine[-1]
 
 
-def _in_turns(names: Sequence[str], every: int) -> list[str]:
+def _in_turns(names: Sequence[str], every: int, choice: str) -> list[str]:
     """The choice before and after every few others."""
-    others = [name for name in names if name != CHOICE]
-    order = [CHOICE]
+    others = [name for name in names if name != choice]
+    order = [choice]
     for place in range(0, len(others), every):
-        order += [*others[place : place + every], CHOICE]
+        order += [*others[place : place + every], choice]
     return order
 
 
-def _close(turns: list[dict[str, Any]]) -> list[str]:
+def _close(turns: list[dict[str, Any]], choice: str) -> list[str]:
     """Plans that may still be the best."""
-    found = _ratios(turns)
+    found = _ratios(turns, choice)
     close = [name for name, ratio in found.items() if ratio <= CLOSE * min(found.values())]
     return sorted(close, key=found.__getitem__)[:CLOSEST]
 
@@ -279,7 +311,9 @@ def show(args: argparse.Namespace) -> None:
     if not (args.folder / "times.json").exists():
         raise SystemExit("no step was made: there was no time left, give more --minutes")
     known, turns = index["plans"], json.loads((args.folder / "times.json").read_text())
-    found = _ratios(turns)
+    settled = json.loads((args.folder / "settled.json").read_text())
+    choice = settled["choice"]
+    found = _ratios(turns, choice)
     rows = []
     for name, ratio in sorted(found.items(), key=lambda pair: pair[1]):
         mine = [turn["steps_s"] for turn in turns if turn["plan"] == name]
@@ -304,18 +338,25 @@ def show(args: argparse.Namespace) -> None:
     often = [row for row in rows if row["turns"] > 1]
     best = (often if len(often) > 1 else rows)[0]
     loss = 1 / best["of_choice"]
-    result = {"case": index["case"], "choice_of_best": loss, "rows": rows, "not_reached": missing}
+    result = {
+        "case": index["case"],
+        **settled,
+        "choice_of_best": loss,
+        "rows": rows,
+        "not_reached": missing,
+    }
     (args.folder / "result.json").write_text(json.dumps(result, indent=1))
-    print(f"the choice takes {loss:.3f} times as long as {best['plan']}, the best of {len(rows)}")
+    than = f"{best['plan']}, the best of {len(rows)}"
+    print(f"{choice}, the choice, takes {loss:.3f} times as long as {than}")
 
 
-def _ratios(turns: list[dict[str, Any]]) -> dict[str, float]:
+def _ratios(turns: list[dict[str, Any]], choice: str) -> dict[str, float]:
     """The time of each plan over that of the choice's turns just before and after."""
     times = [statistics.median(turn["steps_s"]) for turn in turns]
-    at = [place for place, turn in enumerate(turns) if turn["plan"] == CHOICE]
-    ratios: dict[str, list[float]] = {CHOICE: [1.0]}
+    at = [place for place, turn in enumerate(turns) if turn["plan"] == choice]
+    ratios: dict[str, list[float]] = {choice: [1.0]}
     for place, turn in enumerate(turns):
-        if turn["plan"] != CHOICE:
+        if turn["plan"] != choice:
             before = times[max(p for p in at if p < place)]
             after = times[min((p for p in at if p > place), default=at[-1])]
             ratios.setdefault(turn["plan"], []).append(2 * times[place] / (before + after))

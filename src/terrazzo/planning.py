@@ -282,7 +282,8 @@ class Planner:
             _say(f"no plan fits into these devices, the fastest is taken: {found.misfit}")
         if slowness and self._first is not None:
             return DECIDED + _packed(self._better(plan, self._first[1], graph, known.profile))
-        return DECIDED + _packed(plan, *known.rivals(graph, found))
+        rivals = (tried.plan for tried in known.rivals(graph, found))
+        return DECIDED + _packed(plan, *rivals)
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""

@@ -16,7 +16,7 @@ from test_pace import SHAPE, model, profile
 
 import terrazzo as tz
 from terrazzo.planner import plan_graph, wishes
-from terrazzo.planner.search import Found
+from terrazzo.planner.search import Found, Tried
 from terrazzo.records import Graph
 from terrazzo.runtime import contest
 from terrazzo.runtime.turn import Turn
@@ -29,9 +29,10 @@ SLOW_S = 0.25
 def short_turns() -> Iterator[None]:
     """Few steps for each plan, and rivals that cut weights."""
 
-    def rivals(graph: Graph, found: Found, rooms: object) -> tuple[tz.Plan, ...]:
+    def rivals(graph: Graph, found: Found, rooms: object) -> tuple[Tried, ...]:
         layouts = ("channels:3", "samples:3", "tiles:3x1")
-        return tuple(plan_graph(graph, 3, layout=layout, groups="each") for layout in layouts)
+        plans = [plan_graph(graph, 3, layout=layout, groups="each") for layout in layouts]
+        return tuple(Tried(str(plan), plan, found.best.prediction) for plan in plans)
 
     with (
         mock.patch.object(wishes, "rivals", rivals),

@@ -12,6 +12,7 @@ from terrazzo.planner.explicit import regrouped
 from terrazzo.planner.limits import within
 from terrazzo.planner.rivals import MORE, MOST, NEAR, ROOMY, rivals
 from terrazzo.planner.search import BORDERS, MEMORY, Found, search, tidy
+from terrazzo.records import Plan
 from terrazzo.schedule import lower
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,17 +24,17 @@ def found() -> Found:
     return search(mixed(6), profile(4))
 
 
-def seconds(plan: object) -> float:
-    return predict(lower(mixed(6), plan), profile(4), memory=False).step_s  # type: ignore[arg-type]
+def seconds(plan: Plan) -> float:
+    return predict(lower(mixed(6), plan), profile(4), memory=False).step_s
 
 
 def test_they_are_near_and_the_nearest() -> None:
     one = found()
     others = rivals(mixed(6), one, None)
-    assert 0 < len(others) <= MOST and one.best.plan not in others
-    times = [seconds(plan) for plan in others]
+    assert 0 < len(others) <= MOST and one.best not in others
+    times = [seconds(other.plan) for other in others]
     assert times == sorted(times) and times[-1] <= (1 + NEAR) * one.best.prediction.step_s
-    left = [t for t in one.rejected if t.plan not in others]
+    left = [t for t in one.rejected if t not in others]
     assert all(t.prediction.step_s >= times[-1] for t in left) or len(others) < MOST
 
 
@@ -42,7 +43,9 @@ def test_nothing_is_tried_that_a_device_could_break_down_under() -> None:
     need = one.best.prediction.memory_bytes
     full = rivals(mixed(6), one, need)
     assert all(
-        within(predict(lower(mixed(6), p), profile(4)).memory_bytes, [int(MORE * n) for n in need])
+        within(
+            predict(lower(mixed(6), p.plan), profile(4)).memory_bytes, [int(MORE * n) for n in need]
+        )
         for p in full
     )
     roomy = [int(10 * n / ROOMY) for n in need]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from terrazzo.bench.cases import Case
@@ -15,7 +16,7 @@ from terrazzo.planner import Wishes
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import regrouped
 from terrazzo.planner.prediction import Prediction
-from terrazzo.planner.search import Tried
+from terrazzo.planner.search import Found, Tried
 from terrazzo.records.units import count_text, seconds_text
 from terrazzo.schedule import lower
 
@@ -30,6 +31,12 @@ class Planned:
     path: Path
     text: str
     prediction: Prediction
+    rivals: tuple[Planned, ...] = ()
+    """Those that promise about as much, and are tried as well."""
+
+    @property
+    def choices(self) -> tuple[Planned, ...]:
+        return (self, *self.rivals)
 
 
 class Drawing:
@@ -44,25 +51,34 @@ class Drawing:
         budget_s = max(1.0, min(MOST_S, SHARE * race_s))
         self.profile = measure(hosts, self.graph, key={}, budget_s=budget_s, tell=lambda text: None)
         self.profile.save(self.folder / self._file("profile"))
-        self._best: dict[str, Tried] = {}
+        self._found: dict[str, Found] = {}
 
     def plan(self, layout: str, groups: str = "auto") -> Planned:
-        """The best plan in a layout ("auto": in any), or its layouts with other groups."""
-        if layout not in self._best:
-            wishes = Wishes(layout=layout, profile=self.profile)
-            self._best[layout] = wishes.search(self.graph, self.devices).best
-        best = self._best[layout]
-        plan, prediction, name = best.plan, best.prediction, best.name
-        if groups != "auto":
-            plan = regrouped(self.graph, plan, groups)
-            prediction = predict(lower(self.graph, plan), self.profile)
-            name = f"its layouts in {count_text(len(plan.groups), 'group')}"
-        path = self.folder / self._file("plan", layout, groups)
-        plan.save(path)
-        return Planned(path, f"{name}; {seconds_text(prediction.step_s)} predicted", prediction)
+        """The best plan in a layout ("auto": in any) and its rivals, or its layouts with other
+        groups."""
+        wishes = Wishes(layout=layout, profile=self.profile)
+        if layout not in self._found:
+            self._found[layout] = wishes.search(self.graph, self.devices)
+        found = self._found[layout]
+        if groups == "auto":
+            rivals = wishes.rivals(self.graph, found)
+            others = (self._kept(t, layout, f"rival {n}") for n, t in enumerate(rivals, 1))
+            return replace(self._kept(found.best, layout), rivals=tuple(others))
+        plan = regrouped(self.graph, found.best.plan, groups)
+        name = f"its layouts in {count_text(len(plan.groups), 'group')}"
+        predicted = predict(lower(self.graph, plan), self.profile)
+        return self._kept(Tried(name, plan, predicted), layout, groups)
+
+    def _kept(self, tried: Tried, *asked: str) -> Planned:
+        path, prediction = self.folder / self._file("plan", *asked), tried.prediction
+        if not prediction.memory_bytes:
+            prediction = predict(lower(self.graph, tried.plan), self.profile)
+        tried.plan.save(path)
+        told = f"{tried.name}; {seconds_text(prediction.step_s)} predicted"
+        return Planned(path, told, prediction)
 
     def _file(self, what: str, *asked: str) -> str:
         case = self.case
-        said = [word.replace(":", "-") for word in asked if word != "auto"]
+        said = [re.sub("[: ]", "-", word) for word in asked if word != "auto"]
         words = [what, case.model, str(case.side), str(case.batch), "on", case.on, *said]
         return "-".join(words) + ".json"

@@ -7,6 +7,7 @@ this machine from falling on one peer alone. Every peer gets one turn; more as l
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -63,7 +64,14 @@ class _Entry:
     @property
     def asked(self) -> str:
         """What devices are told to run."""
-        return self.peer.name if self.planned is None else f"plan {self.planned.path}"
+        if self.planned is None:
+            return self.peer.name
+        return f"plan {os.pathsep.join(str(one.path) for one in self.planned.choices)}"
+
+    @property
+    def taken(self) -> Planned | None:
+        """Of the plans that were tried the one that the race is run by."""
+        return self.planned and self.planned.choices[self.turns[0].best.choice]
 
     @property
     def next_s(self) -> float:
@@ -75,7 +83,7 @@ class _Entry:
         claims, name = self.peer.claims_exact, self.peer.name
         if self.problem:
             return Row(name, claims, problem=self.problem)
-        best, planned = [turn.best for turn in self.turns], self.planned
+        best, planned = [turn.best for turn in self.turns], self.taken
         return Row(
             name,
             claims,
@@ -172,6 +180,7 @@ def _plan(entries: Sequence[_Entry], draw: Callable[[], Drawing]) -> None:
 
 def _job(case: Case, entry: _Entry, folder: Path, *, patience_s: float, rules: Rules) -> Job:
     first = not entry.turns
+    another = len(entry.turns) == 1 and bool(entry.turns[0].best.choice)
     return Job(
         case=case,
         peer=entry.asked,
@@ -181,7 +190,7 @@ def _job(case: Case, entry: _Entry, folder: Path, *, patience_s: float, rules: R
         patience_s=patience_s,
         limit_s=rules.limit_s,
         choice=None if first else entry.turns[0].best.choice,
-        keep_gradients=first,
+        keep_gradients=first or another,
     )
 
 

@@ -43,12 +43,16 @@ class Task:
     def make(cls, case: Case) -> Task:
         torch.manual_seed(SEED)
         model = without_chance(zoo.build(case.model).train())
-        torch.manual_seed(SEED + 1)
-        return cls(model, torch.randn(case.batch, 3, case.side, case.side))
+        return cls(model, images_of(case))
 
     def part(self, images: range) -> Tensor:
         """Some of the images, without keeping the others."""
         return self.images[images.start : images.stop].clone()
+
+
+def images_of(case: Case) -> Tensor:
+    torch.manual_seed(SEED + 1)
+    return torch.randn(case.batch, 3, case.side, case.side)
 
 
 def without_chance(model: nn.Module) -> nn.Module:

@@ -56,7 +56,8 @@ class _Worker:
         self._try_choices()
 
     def _try_choices(self) -> None:
-        """Each choice in its order, until one is slower than the best before it, or time is up."""
+        """Each choice in its order, until time is up; where they have a slope, until one is slower
+        than the best before it."""
         from terrazzo.runtime.allocator import trim
 
         job, best, tried_s = self.job, float("inf"), 0.0
@@ -76,15 +77,17 @@ class _Worker:
             _forget_peak()
             _pause(job, f"{BEGIN}-{number}")
             self.said = self.trainer.choice_text(choice)
-            seconds = self._measure(job.seconds / len(choices))
+            share = len(choices) if self.trainer.has_a_slope else min(2, len(choices))
+            seconds = self._measure(job.seconds / share)
             _pause(
                 job, f"{END}-{number}", seconds=seconds, choice=choice,
                 peak_bytes=_memory_bytes("VmHWM"), choice_text=self.said,
             )  # fmt: skip
             tried_s += self._agreed(time.perf_counter() - began_s)
-            if min(seconds) > best or tried_s > job.patience_s:
+            is_behind = self.trainer.has_a_slope and min(seconds) > best
+            if is_behind or tried_s > job.patience_s:
                 break
-            best = min(seconds)
+            best = min(best, *seconds)
 
     def _measure(self, seconds: float) -> list[float]:
         first = self._timed_step() if self.trainer.parts <= TIMED_PARTS else self._by_parts(seconds)

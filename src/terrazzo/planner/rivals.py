@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from terrazzo.planner.cost import memory_bytes
 from terrazzo.planner.limits import within
 from terrazzo.planner.search import Found, Tried
-from terrazzo.records import Graph, Plan
+from terrazzo.records import Graph
 from terrazzo.schedule import lower
 
 NEAR = 0.08
@@ -19,7 +19,7 @@ ROOMY = 0.75
 """Of what a device has: so much may be taken by any, though predicted memory is not exact."""
 
 
-def rivals(graph: Graph, found: Found, rooms: Sequence[int] | None) -> tuple[Plan, ...]:
+def rivals(graph: Graph, found: Found, rooms: Sequence[int] | None) -> tuple[Tried, ...]:
     """The plans that are worth a try beside the best, most promising first.
 
     ``rooms`` is what a step may take on each device. A rival is only tried, so it must not be what
@@ -32,12 +32,12 @@ def rivals(graph: Graph, found: Found, rooms: Sequence[int] | None) -> tuple[Pla
     bounds = rooms and [
         int(max(MORE * need, ROOMY * room)) for need, room in zip(needs, rooms, strict=True)
     ]
-    chosen: list[Plan] = []
+    chosen: list[Tried] = []
     for one in near:
         if len(chosen) == MOST:
             break
         if bounds is None or within(_needs(graph, one), bounds):
-            chosen.append(one.plan)
+            chosen.append(one)
     return tuple(chosen)
 
 

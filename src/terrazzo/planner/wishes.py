@@ -10,7 +10,7 @@ from terrazzo.planner.explicit import Groups, layout_of, plan_graph
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.limits import spread_limit, within
 from terrazzo.planner.rivals import rivals
-from terrazzo.planner.search import MEMORY, TIME, Found, search
+from terrazzo.planner.search import MEMORY, TIME, Found, Tried, search
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES
 from terrazzo.records.profile import Profile
@@ -94,7 +94,7 @@ class Wishes:
                 return replace(found, misfit=str(error))
         return found
 
-    def rivals(self, graph: Graph, found: Found) -> tuple[Plan, ...]:
+    def rivals(self, graph: Graph, found: Found) -> tuple[Tried, ...]:
         """Plans that are worth a try beside the one that was found; for the least memory, none."""
         if self.objective != TIME or found.misfit or found.best.plan.devices == 1:
             return ()

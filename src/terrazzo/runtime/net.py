@@ -216,6 +216,11 @@ class Net(nn.Module):
         with self._careful():
             return keep_pace(self, optimizers)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no other plan is left that ``keep_pace`` would try."""
+        return not self._plans.rivals if self._trial is None else self._trial.is_over
+
     def follow(self, kept: Sequence[int | None]) -> None:
         """Other devices are here from now on: plans are made anew when they are next needed."""
         self._weights.follow(kept)

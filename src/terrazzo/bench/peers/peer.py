@@ -36,6 +36,9 @@ class Trainer(ABC):
     choices: Sequence[int] = (0,)
     """What the warm-up tries; the fastest is kept. Its meaning is the peer's own."""
 
+    has_a_slope: bool = True
+    """Whether a choice that is slower than the best means that those after it are, too."""
+
     parts: int = 1
     """Equal parts of a step, one after the other; where there are many, a few may be timed."""
 

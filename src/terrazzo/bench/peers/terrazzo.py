@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 import terrazzo as tz
 from terrazzo.bench.cases import Case
 from terrazzo.bench.peers.peer import Trainer, Work
-from terrazzo.bench.task import WithLoss, gradients_of, loss_of, optimizer_of
+from terrazzo.bench.task import WithLoss, gradients_of, images_of, loss_of, optimizer_of
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.net import Net
@@ -27,7 +28,7 @@ class Terrazzo:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, _, rest = name.partition(" ")
-        self.plan: Path | None = Path(rest) if kind == "plan" else None
+        self.plans = [Path(part) for part in rest.split(os.pathsep)] if kind == "plan" else []
         self.layout, self.groups = "auto", kind
         if kind == "terrazzo":
             words = rest.split()
@@ -38,7 +39,7 @@ class Terrazzo:
                 )
             self.layout, self.groups = words[0], words[1] if len(words) == 2 else "auto"
         asks_layouts = kind == "terrazzo" and self.layout == "auto"
-        self._planned = self.plan is None and (asks_layouts or self.groups == "auto")
+        self._planned = not self.plans and (asks_layouts or self.groups == "auto")
 
     @property
     def open_layout(self) -> str | None:
@@ -46,9 +47,9 @@ class Terrazzo:
         return self.layout if self._planned else None
 
     def can(self, case: Case, devices: int) -> str | None:
-        if self.plan is None:
+        if not self.plans:
             return None
-        planned = tz.Plan.load(self.plan).devices
+        planned = tz.Plan.load(self.plans[0]).devices
         return None if planned == devices else f"the plan is for {planned} devices"
 
     def build(self, work: Work) -> Trainer:
@@ -56,16 +57,22 @@ class Terrazzo:
 
 
 class TerrazzoTrainer(Trainer):
+    """By several plans, each is a choice: ``net.keep_pace`` tries them in a user's first steps."""
+
+    has_a_slope = False
+
     def __init__(self, peer: Terrazzo, work: Work) -> None:
         task = work.task()
         self.work, self.model, self.images = work, task.model, task.images
         self.loss: Callable[[Any], Tensor]
         whole = WithLoss(task.model)
-        if peer.plan is None:
+        self.plans = [tz.Plan.load(path) for path in peer.plans]
+        self.choices = range(max(1, len(self.plans)))
+        if not self.plans:
             net = tz.parallelize(whole, (task.images,), layout=peer.layout, groups=peer.groups)
             self.loss, self.prefix = net, "model."
         else:
-            net = self._planned(whole, tz.Plan.load(peer.plan))
+            net = self._planned(whole, self.plans[0])
         self.net = net
         self._keep_own_part()
         self.optimizer = optimizer_of(task.model.parameters())
@@ -77,6 +84,12 @@ class TerrazzoTrainer(Trainer):
         box = boxes[self.work.device]
         self.fed = Part(self.images[box.slices()].clone(), box, shape)
         del self.images
+
+    def use(self, choice: int) -> None:
+        if self.net.plan != self.plans[choice]:
+            self.net.change_plan(self.plans[choice], self.optimizer)
+            self.images = images_of(self.work.case)
+            self._keep_own_part()
 
     def _planned(self, whole: WithLoss, plan: tz.Plan) -> Net:
         """A plan for the model with its loss, or for the bare model: the loss stays outside."""
