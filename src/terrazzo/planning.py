@@ -157,6 +157,9 @@ class Planner:
         if old is not None and memory is None:
             passes = max(passes, *(group.passes for group in old.groups))
         layouts = [wishes.layout] if old is None else [group.layout for group in old.groups]
+        if self.profile is None and self._first is not None:
+            with suppress(UsageError):  # so far device 0 alone has read it, and may be lost
+                self._read(self._first[0])
         kinds = {_kind(layout) for layout in layouts}
         layout = kinds.pop() if len(kinds) == 1 else "auto"
         known = self.profile if len(places) == len(kept) else None

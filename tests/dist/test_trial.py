@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from devices import run_on
+from expendable import die, fates, strike
 from plain import assert_close, batches, state, train, twin
 from test_pace import SHAPE, model, profile
 
@@ -19,19 +21,24 @@ from terrazzo.planner import plan_graph, wishes
 from terrazzo.planner.search import Found, Tried
 from terrazzo.records import Graph
 from terrazzo.runtime import contest
+from terrazzo.runtime.trial import Trial
 from terrazzo.runtime.turn import Turn
 
 STEPS = 40
 SLOW_S = 0.25
 
 
+CUT, WHOLE = ("channels", "samples", "tiles"), ("samples", "tiles")
+"""Kinds of rivals: if a device is lost, parts of weights are too."""
+
+
 @contextlib.contextmanager
-def short_turns() -> Iterator[None]:
-    """Few steps for each plan, and rivals that cut weights."""
+def short_turns(kinds: tuple[str, ...] = CUT) -> Iterator[None]:
+    """Few steps for each plan, and rivals of these kinds."""
 
     def rivals(graph: Graph, found: Found, rooms: object) -> tuple[Tried, ...]:
-        layouts = ("channels:3", "samples:3", "tiles:3x1")
-        plans = [plan_graph(graph, 3, layout=layout, groups="each") for layout in layouts]
+        count = found.best.plan.devices
+        plans = [plan_graph(graph, count, layout=kind, groups="each") for kind in kinds]
         return tuple(Tried(str(plan), plan, found.best.prediction) for plan in plans)
 
     with (
@@ -153,3 +160,39 @@ def own_choice() -> tuple[bool, bool]:
 
 def test_a_plan_of_ones_own_ends_the_trial() -> None:
     assert run_on(3, own_choice) == [(True, False)] * 3
+
+
+def losing(device: int, method: str, at: int) -> dict[str, Any]:
+    """A device dies while plans are tried; the others plan anew, and try what that gives."""
+    tz.init(recover=True)
+    data, said = batches(STEPS, SHAPE), io.StringIO()
+    with contextlib.redirect_stderr(said), short_turns(WHOLE):
+        net = tz.parallelize(model(), (data[0][0],), profile=profile(3))
+        optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+        if net.links.device == device:
+            strike(Trial, method, die, at=at)
+        train(net, optimizer, data, after=lambda step: net.keep_pace(optimizer))
+    found = {name: tensor.numpy() for name, tensor in state(net).items()}
+    return {
+        "state": found,
+        "members": net.links.members,
+        "settled": net.is_settled,
+        "said": said.getvalue(),
+    }
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("device", "method", "at"), [(1, "begin", 5), (0, "lap", 4), (2, "heard", 7)]
+)
+def test_a_device_is_lost_while_plans_are_tried(device: int, method: str, at: int) -> None:
+    """Before it has told what is next, before it has begun with that, and behind."""
+    found = fates(3, losing, device, method, at)
+    assert [fate.kind for fate in found].count("done") == 2 and found[device].kind == "gone", found
+    plain, data = model(), batches(STEPS, SHAPE)
+    train(plain, torch.optim.SGD(plain.parameters(), 0.05, momentum=0.9), data)
+    left = [fate.what for fate in found if fate.kind == "done"]
+    for one in left:
+        assert len(one["members"]) == 2 and one["settled"]
+        assert_close({n: torch.as_tensor(t) for n, t in one["state"].items()}, state(plain))
+    assert sum("tried in" in one["said"] for one in left) == 1, "the two have tried theirs"

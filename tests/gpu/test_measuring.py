@@ -166,7 +166,7 @@ def test_devices_measure_where_their_nets_lie(places: str) -> None:
         assert all(0 < timing.forward_s < 1 for timing in device.timings)
         own = device.own
         assert set(own.steps_s) >= {"Operator", "Compute", "Combine", "Exchange", "Spread"}
-        assert 0 < sum(own.steps_s["Exchange"]) < 1
+        assert 0 <= sum(own.steps_s["Exchange"]) < 1  # what is left without its messages
         assert 0 < own.net_s < 1
         assert device.seconds_per_cpu_s >= 1
         if accelerator:

@@ -56,7 +56,7 @@ def anything(layouts: Sequence[Layout]) -> Changes:
     def changes(tried: Tried) -> Iterator[Plan]:
         yield from _shifted(tried)
         yield from _neighbours(tried.plan)
-        yield from _merged(tried.plan)
+        yield from merged(tried.plan)
         for layout in layouts:
             for place, group in enumerate(tried.plan.groups):
                 if group.layout != layout:
@@ -70,7 +70,7 @@ def only_borders(graph: Graph) -> Changes:
     places = ends(graph)
 
     def changes(tried: Tried) -> Iterator[Plan]:
-        yield from _merged(tried.plan)
+        yield from merged(tried.plan)
         yield from _split(tried.plan, graph, places)
 
     return changes
@@ -94,7 +94,7 @@ def _changed(plan: Plan, place: int, group: Group) -> Plan:
     return replace(plan, groups=(*plan.groups[:place], group, *plan.groups[place + 1 :]))
 
 
-def _merged(plan: Plan) -> Iterator[Plan]:
+def merged(plan: Plan) -> Iterator[Plan]:
     """Two groups in one layout as one."""
     for place in range(len(plan.groups) - 1):
         one, other = plan.groups[place : place + 2]

@@ -26,7 +26,7 @@ from terrazzo.geometry import Box
 from terrazzo.planner.borders import ends, longest_run, norm_behind
 from terrazzo.planner.cost import predict
 from terrazzo.planner.explicit import group_title, plan_graph, regrouped
-from terrazzo.planner.improve import Changes, anything, improved, joined, only_borders
+from terrazzo.planner.improve import Changes, anything, improved, joined, merged, only_borders
 from terrazzo.planner.layouts import alone, candidates
 from terrazzo.planner.limits import limited, smallest, spread_limit, within
 from terrazzo.planner.prediction import Prediction
@@ -160,15 +160,17 @@ def _improved(
 
 
 def _other_borders(bench: Bench, best: Tried, limits: Sequence[int] | None) -> list[Tried]:
-    """The layouts of the best with as many borders as there can be, and with as few.
+    """The layouts of the best with as many borders as there can be, with as few, and with one less.
 
-    Step by step they may be out of reach, where one border more or less changes next to nothing.
+    Step by step the first may be out of reach, where one border changes next to nothing. The last
+    are those from which the best differs least, so only steps tell which is faster.
     """
     if any(group.passes for group in best.plan.groups):
         return []
     plans = [tidy(regrouped(bench.graph, best.plan, groups)) for groups in BORDERS]
-    tried = [bench.try_(f"{described(plan)}, the same layouts", plan) for plan in plans]
-    return [t for t in tried if within(t.prediction.memory_bytes, limits)]
+    plans += merged(best.plan)
+    tried = [bench.try_(described(plan), plan) for plan in plans]
+    return [t for t in tried if within(t.prediction.memory_bytes, limits) and t != best]
 
 
 def _surely_faster(best: Tried, kept: Sequence[Tried]) -> Tried:
