@@ -81,16 +81,18 @@ class Planner:
         profile: Profile | str | Path | None = None,
         measures: bool | None = None,
         torch_device: torch.device = CPU,
+        frozen: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """``measures``: whether this device could measure itself. Where there is no profile yet,
         devices on several machines make one, if all could; None: nobody asks. ``torch_device`` is
-        what the net of this device lies on."""
+        what the net of this device lies on, and ``frozen`` tells which of its parameters are
+        not trained at the moment."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
-        self.links, self.wishes = links, wishes
+        self.links, self._wishes, self._frozen = links, wishes, frozen
         self.profile: Profile | None = None
         self._told = profile
         """The profile as it was given; it is read and checked when the first graph is there."""
@@ -100,6 +102,14 @@ class Planner:
         """What the net of each device lies on; empty until they have told each other."""
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
+        self._taken_for_frozen = frozenset[str]()
+        """When the plan was made, as long as nobody was told of another state."""
+
+    @property
+    def wishes(self) -> Wishes:
+        """With what is frozen now: layers may be unfrozen between two plans."""
+        training = replace(self._wishes.training, frozen=self._frozen())
+        return replace(self._wishes, training=training)
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
@@ -108,7 +118,8 @@ class Planner:
             limit = self.wishes.memory_bytes
             if limit is None or graph.digest == first.digest:
                 return retarget(plan, first, graph)
-            return fit(graph, retarget(plan, first, graph), limit)
+            training = self.wishes.training
+            return fit(graph, retarget(plan, first, graph), limit, training=training)
         if not self._accelerators:
             told = self.links.gather_text(title(self._torch_device))
             self._accelerators = dict(enumerate(told))
@@ -160,7 +171,7 @@ class Planner:
         known = self.profile if len(places) == len(kept) else None
         self.profile, self._told = known and known.of(places), None
         objective = wishes.objective if known else TIME  # which is all there is without a profile
-        self.wishes = replace(
+        self._wishes = replace(
             wishes, layout=layout, memory=memory, passes=passes, objective=objective
         )
         self._given = self._first = self._foreseen = None
@@ -171,6 +182,18 @@ class Planner:
     def foreseen(self) -> Foreseen | None:
         """What was predicted of the first plan, or of the one that was adopted last."""
         return self._foreseen
+
+    def outgrown(self) -> int:
+        """How many parameters are trained that the plan was made to be frozen; told once.
+
+        Of a plan that was not searched for, nobody expects that it knows.
+        """
+        if not self.wishes.is_open or (self.profile is None and self.wishes.memory is None):
+            return 0
+        found = len(self._taken_for_frozen - self._frozen())
+        if found:
+            self._taken_for_frozen = frozenset()
+        return found
 
     # ---- plans ---------------------------------------------------------------------------
 
@@ -278,7 +301,7 @@ class Planner:
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
-        prices = Prices(profile, delivered=self.wishes.delivered)
+        prices = self.wishes.prices(profile)
         new_s, old_s = (
             predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
         )
@@ -288,6 +311,7 @@ class Planner:
 
     def _foresee(self, graph: Graph, plan: Plan) -> None:
         """What device 0 predicts is known to all, so that all judge alike how a run goes."""
+        self._taken_for_frozen = self._frozen()
         links, data = self.links, None
         if links.device == 0:
             letter: dict[str, Any] = {"compute_s": None}
@@ -319,7 +343,8 @@ class Planner:
             return None
         self.profile = profile
         # Of what net does: the input comes before, and not every script is fed by one device.
-        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+        prices = Prices(profile, training=self.wishes.training)
+        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
 
     def _read(self, graph: Graph) -> None:
         """The profile that was given, once: graphs that come later are of other sizes."""
