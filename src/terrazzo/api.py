@@ -26,7 +26,7 @@ from terrazzo.optimizers import spare_compiler
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import delivered_bytes
-from terrazzo.planning import Planner, informed
+from terrazzo.planning import PLANNED, Planner, informed, shipped
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
@@ -160,7 +160,8 @@ def plan(
     predicted time of a step: "uint8", "float32", or "none" where every device has its own.
     Parameters that do not require gradients now are taken to stay frozen. ``optimizer`` ("sgd",
     "momentum", "adam") says what is kept of the others, in memory, and how long its step takes. A
-    net is planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
+    net is planned for too, by all devices at once (what is left open by device 0 for all);
+    ``net.change_plan`` goes on by such a plan.
     """
     if isinstance(model, Net):  # whose weights may live in parts
         graph = together(model.links, lambda: model.prepare(_checked(example)).graph)
@@ -174,11 +175,18 @@ def plan(
         layout, groups, passes, memory, objective, delivered=delivered,
         training=Training(optimizer, frozen_in(model)),
     )  # fmt: skip
-    known = given_profile(profile, graph)
-    here = _devices() if known is None or _together() else len(known.devices)
-    count = devices or here
-    wishes = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
-    return wishes.plan(graph, count)
+
+    def make() -> Plan:
+        known = given_profile(profile, graph)
+        here = _devices() if known is None or _together() else len(known.devices)
+        count = devices or here
+        asked = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
+        return asked.plan(graph, count)
+
+    if isinstance(model, Net) and model.links.devices > 1 and wishes.is_open and layout == "auto":
+        links = model.links  # profiles are kept where device 0 is
+        return together(links, lambda: shipped(links, lambda: (PLANNED, make()))[1])
+    return make()
 
 
 def parallelize(

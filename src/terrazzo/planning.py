@@ -64,6 +64,23 @@ def informed(
     return replace(wishes, profile=profile or kept_here(graph, devices, accelerators))
 
 
+def shipped(links: Links, make: Callable[[], tuple[bytes, Plan]]) -> tuple[bytes, Plan]:
+    """The plan that device 0 makes, and its kind; what it refuses, all refuse."""
+    failure, data = None, None
+    if links.device == 0:
+        try:
+            letter, plan = make()
+            data = letter + plan.to_json().encode()
+        except TerrazzoError as error:
+            letter = WRONG if isinstance(error, UsageError) else REFUSED
+            data, failure = letter + str(error).encode(), error
+    data = links.broadcast_bytes(data)
+    if data[:1] in (REFUSED, WRONG):
+        kind = UsageError if data[:1] == WRONG else PlanError
+        raise failure or kind(data[1:].decode())
+    return data[:1], Plan.from_json(data[1:].decode())
+
+
 class Planner:
     """Plans for every graph that a net meets, and what is predicted of the first of them.
 
@@ -258,23 +275,12 @@ class Planner:
 
     def _shipped(self, graph: Graph, slowness: Sequence[float] = ()) -> Plan:
         """Device 0 plans; its plan or its refusal is everybody's."""
-        links, failure, data = self.links, None, None
-        if links.device == 0:
-            try:
-                data = self._searched(graph, slowness)
-            except TerrazzoError as error:
-                letter = WRONG if isinstance(error, UsageError) else REFUSED
-                data, failure = letter + str(error).encode(), error
-        data = links.broadcast_bytes(data)
-        if data[:1] in (REFUSED, WRONG):
-            kind = UsageError if data[:1] == WRONG else PlanError
-            raise failure or kind(data[1:].decode())
-        plan = Plan.from_json(data[1:].decode())
-        if data[:1] == DECIDED and not slowness:
+        kind, plan = shipped(self.links, lambda: self._searched(graph, slowness))
+        if kind == DECIDED and not slowness:
             self._first = (graph, plan)
         return plan
 
-    def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
+    def _searched(self, graph: Graph, slowness: Sequence[float]) -> tuple[bytes, Plan]:
         devices = self.links.devices
         self._read(graph)
         if slowness:
@@ -290,14 +296,14 @@ class Planner:
         if known.profile is None:
             on_cpu = self._torch_device.type == CPU.type
             plan = _unmeasured(known, graph, devices) if on_cpu else known.plan(graph, devices)
-            return PLANNED + plan.to_json().encode()
+            return PLANNED, plan
         found = known.search(graph, devices)
         plan = found.best.plan
         if found.misfit:
             _say(f"no plan fits into these devices, the fastest is taken: {found.misfit}")
         if slowness and self._first is not None:
             plan = self._better(plan, self._first[1], graph, known.profile)
-        return DECIDED + plan.to_json().encode()
+        return DECIDED, plan
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""

@@ -23,6 +23,9 @@ class Plans(Protocol):
     def follow(self, kept: Sequence[int | None]) -> None:
         """Plans anew for other devices: the numbers before of those that are left."""
 
+    def outgrown(self) -> int:
+        """How many parameters are trained that were frozen when the plan was made; told once."""
+
     @property
     def foreseen(self) -> Foreseen | None:
         """What was predicted of the plan."""
