@@ -182,14 +182,18 @@ class TestMemory:
         assert head.states_bytes == 2 * HEAD
 
 
-@cache
-def heavy() -> Graph:
+def heavy_model() -> nn.Sequential:
     """Maps that passes can spare, and weights of 4.5 MiB."""
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
     for _ in range(3):
         layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 256, 1), nn.Conv2d(256, 512, 3, padding=1)]
-    return export(nn.Sequential(*layers), (torch.zeros(2, 3, 192, 192),)).graph
+    return nn.Sequential(*layers)
+
+
+@cache
+def heavy() -> Graph:
+    return export(heavy_model(), (torch.zeros(2, 3, 192, 192),)).graph
 
 
 class TestLimits:
@@ -285,6 +289,27 @@ class TestChoice:
             tz.plan(model(), (torch.zeros(1, 3, 8, 8),), optimizer="lion")
         with pytest.raises(UsageError, match="optimizer='lion'"):
             tz.parallelize(model(), (torch.zeros(1, 3, 8, 8),), optimizer="lion")
+
+
+class TestNet:
+    def test_a_net_is_planned_for_what_it_trains(self, capfd: pytest.CaptureFixture[str]) -> None:
+        x, plan = torch.randn(2, 3, 192, 192), plan_graph(heavy(), 1, layout="auto", groups="auto")
+        limit = needed(heavy(), plan).total_bytes
+        asked = {"memory": limit, "optimizer": "adam"}
+        assert any(g.passes for g in tz.parallelize(heavy_model(), (x,), **asked).plan.groups)
+        model = heavy_model()
+        model[:12].requires_grad_(False)
+        net = tz.parallelize(model, (x,), **asked)
+        assert not any(group.passes for group in net.plan.groups)
+        net(x).sum().backward()
+        assert "trained that the plan" not in capfd.readouterr().err
+        model.requires_grad_(True)
+        for _ in range(2):
+            net(x).sum().backward()
+        told = capfd.readouterr().err
+        assert told.count("16 parameters are trained that the plan takes for frozen") == 1
+        net.change_plan(tz.plan(net, (x,), **asked))
+        assert any(group.passes for group in net.plan.groups)
 
 
 BUILD = """\

@@ -53,8 +53,8 @@ examples:
       which devices take part, in which modes, for the least energy; --power-budget 20W for all
   terrazzo plan unet32 --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
-  terrazzo plan unet32 --input 1x3x1024x1024 --memory 950MiB --optimizer adam
-      the same where Adam has its share of this memory
+  terrazzo plan unet32 --input 1x3x1024x1024 --memory 1100MiB --optimizer adam
+      the same where Adam keeps its averages in this memory, too
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
       keep a plan, with devices and modes where those were chosen; terrazzo run --plan plan.json
       trains by it, and so does tz.parallelize(model, (x,), tz.Plan.load("plan.json"))
@@ -62,9 +62,9 @@ examples:
 Nothing is trained and no device needs to be there. Seconds come from a profile: the one given, one
 that was kept for this model and these devices, or for emulated devices a guess from their figures.
 Without --memory a plan has to fit into what each device has beside an idle process. Memory is what
-a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded)
-with what the optimiser keeps of the trained weights (--optimizer).
-Parameters that do not require gradients in the model that is built are taken to stay frozen.
+a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded),
+with what --optimizer keeps. Parameters that require no gradients in the model as it is built are
+taken to stay frozen.
 A step begins with the input: tz.feed reads on one device and sends every other its part.
 """
 
