@@ -165,7 +165,6 @@ def plan(
     """
     if isinstance(model, Net):  # whose weights may live in parts
         graph = together(model.links, lambda: model.prepare(_checked(example)).graph)
-        devices = devices or model.links.devices
     else:
         graph = export(model, _checked(example)).graph
     own = torch.distributed.get_rank() if _together() else 0
@@ -178,7 +177,10 @@ def plan(
 
     def make() -> Plan:
         known = given_profile(profile, graph)
-        here = _devices() if known is None or _together() else len(known.devices)
+        if isinstance(model, Net):
+            here = model.links.devices
+        else:
+            here = _devices() if known is None or _together() else len(known.devices)
         count = devices or here
         asked = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
         return asked.plan(graph, count)

@@ -25,6 +25,7 @@ from terrazzo.planner.stretch import Ground, price
 from terrazzo.records import Graph, Layout
 from terrazzo.records.profile import Own, Profile
 from terrazzo.records.units import parse_bytes
+from terrazzo.runtime.allocator import heap
 from terrazzo.schedule import lower
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.training import Training
@@ -310,6 +311,20 @@ class TestNet:
         assert told.count("16 parameters are trained that the plan takes for frozen") == 1
         net.change_plan(tz.plan(net, (x,), **asked))
         assert any(group.passes for group in net.plan.groups)
+
+    @pytest.mark.skipif(heap() is None, reason="this C library does not tell what is in use")
+    def test_steps_with_passes_keep_to_what_their_training_needs(self) -> None:
+        x = torch.randn(2, 3, 192, 192)
+        net = tz.parallelize(heavy_model(), (x,), passes=4)
+        (ready,) = net._ready.values()
+        for trained in (True, False):
+            net[:12].requires_grad_(trained)
+            net(x).sum().backward()
+        with torch.no_grad():
+            net(x)
+        whole, head, none = (room.most_bytes for room in ready.machine._rooms.values())
+        assert head < 0.9 * whole
+        assert none == whole, "forward alone may take as much as training"
 
 
 BUILD = """\

@@ -35,7 +35,8 @@ def work(program: Program, device: int, *, training: Training = EVERYTHING) -> W
     for step in program.steps:
         if not isinstance(step, (Compute, Passes)):
             continue
-        flows = any(name in live for name in step.writes)
+        # Where nothing is frozen all count alike, also counters, which have no gradient.
+        flows = not training.frozen or any(name in live for name in step.writes)
         if isinstance(step, Compute):
             amounts = [_own(program, apply, device) for apply in step.applies]
             reads = [apply.inputs for apply in step.applies]
