@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,9 @@ from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export, frozen_in
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
-from terrazzo.planner.fitting import fit, needed
+from terrazzo.planner.fitting import _Search, fit, needed
 from terrazzo.planner.prices import Prices
-from terrazzo.planner.search import search
+from terrazzo.planner.search import Walk, search
 from terrazzo.planner.stretch import Ground, price
 from terrazzo.records import Graph, Layout
 from terrazzo.records.profile import Own, Profile
@@ -239,6 +240,22 @@ class TestLimits:
         layers = frozenset(name for name in names(heavy()) if int(name.partition(".")[0]) < 12)
         assert fit(heavy(), plan, limit, training=Training(frozen=layers)) is plan
 
+    def test_groups_that_are_frozen_repeat_nothing(self) -> None:
+        layers = frozenset(name for name in names(heavy()) if int(name.partition(".")[0]) < 9)
+        plan = plan_graph(heavy(), 1, layout="auto", groups="auto")
+        training = Training(frozen=layers)
+        one, every = (
+            _Search(heavy(), plan, 4, limits=(0,), training=known)
+            for known in (training, Training())
+        )
+        frozen = sum(not item.live for item in one.items)
+        assert 0 < frozen < len(one.items)
+        alone, same = one._run(0, frozen - 1), every._run(0, frozen - 1)
+        assert (alone.repeated, alone.least, alone.alive) == (0, 0, 0)
+        assert same.repeated > 0 and same.least > 0 and same.alive > 0
+        across, last = one._run(0, len(one.items) - 1), one._run(frozen, len(one.items) - 1)
+        assert across.repeated > last.repeated, "what is trained reads what was frozen again"
+
     def test_passes_for_what_is_left_to_train(self) -> None:
         """The first layers frozen: less is to be kept and repeated, and limits are kept still."""
         training = Training(frozen=frozenset(n for n in names(heavy()) if n[:2] in ("0.", "1.")))
@@ -258,6 +275,18 @@ class TestChoice:
         assert not any("c" in group.layout.letters for group in frozen.plan.groups)
         prices = Prices(profile(4), training=Training(frozen=late))
         assert frozen.prediction.step_s < predict(lower(mixed(), trained.plan), prices).step_s
+
+    def test_the_walk_is_made_with_what_is_trained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Training] = []
+
+        class Seen(Walk):
+            def __init__(self, graph: Graph, prices: Prices, layouts: Sequence[Layout]) -> None:
+                seen.append(prices.training)
+                super().__init__(graph, prices, layouts)
+
+        monkeypatch.setattr("terrazzo.planner.search.Walk", Seen)
+        search(graph(), profile(2), training=Training("adam", BACKBONE))
+        assert seen == [Training("adam", BACKBONE)]
 
     def test_plans_know_what_a_model_has_frozen(self) -> None:
         net = nn.Sequential(
