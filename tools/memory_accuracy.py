@@ -30,10 +30,10 @@ from terrazzo.lab.hosts import LabHosts, is_root
 from terrazzo.lab.preset import LinkSpeed, Preset
 from terrazzo.lab.topology import Topology
 from terrazzo.planner import Wishes, plan_graph
-from terrazzo.planner.cost import memory_bytes
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.records import Graph, Plan
 from terrazzo.schedule import lower
+from terrazzo.schedule.memory import footprint
 
 MIB = 1 << 20
 ROOM_BYTES = 10 << 30
@@ -99,7 +99,7 @@ def _gaps(case: Case, devices: int, files: Sequence[Path], kinds: Sequence[str])
     plans: Iterable[tuple[str, Plan]] = ((path.name, Plan.load(path)) for path in files)
     for kind, plan in plans if files else _plans(graph, devices, kinds):
         program = lower(graph, plan)
-        predicted = tuple(memory_bytes(program, device) for device in range(devices))
+        predicted = tuple(footprint(program, device).total_bytes for device in range(devices))
         what = f"{case.model} {case.side} x{case.batch}, {kind}"
         measured = _measured(case, plan)
         if isinstance(measured, str):

@@ -6,6 +6,7 @@ import copy
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +19,14 @@ from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
 from terrazzo.feed.rehearsal import Rehearsal
-from terrazzo.graph.export import export
+from terrazzo.graph.export import export, frozen_in
 from terrazzo.measure.accelerator import can_measure, lies_on, title
 from terrazzo.measure.known import given_profile
 from terrazzo.optimizers import spare_compiler
 from terrazzo.planner import Groups, Wishes
 from terrazzo.planner.retarget import retarget
 from terrazzo.planner.wishes import delivered_bytes
-from terrazzo.planning import Planner, informed
+from terrazzo.planning import PLANNED, Planner, informed, shipped
 from terrazzo.records import CheckReport, Layout, Plan
 from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
@@ -41,6 +42,7 @@ from terrazzo.runtime.net import Net
 from terrazzo.runtime.recorder import EVERY_CALL_UNTIL, Recorder
 from terrazzo.runtime.recovery import together, watch
 from terrazzo.runtime.start import join, tell_losses_shortly, told_without
+from terrazzo.schedule.training import EVERYTHING, Training
 from terrazzo.seating import take_seat
 
 __all__ = ["agree", "check", "feed", "init", "parallelize", "plan"]
@@ -143,6 +145,7 @@ def plan(
     objective: str = "time",
     profile: Profile | str | Path | None = None,
     delivery: str = "uint8",
+    optimizer: str = EVERYTHING.optimizer,
 ) -> Plan:
     """A plan for a model on inputs like ``example``.
 
@@ -154,23 +157,39 @@ def plan(
     has kept for this model and number of devices). Without any profile it is the grid of tiles
     with the shortest borders. ``passes`` and ``memory`` are those of ``parallelize``. ``delivery``
     is how the input travels from the device that reads it, as ``tz.feed`` sends it, in the
-    predicted time of a step: "uint8", "float32", or "none" where every device has its own. A net
-    is planned for too, by all devices at once; ``net.change_plan`` goes on by such a plan.
+    predicted time of a step: "uint8", "float32", or "none" where every device has its own.
+    Parameters that do not require gradients now are taken to stay frozen. ``optimizer`` ("sgd",
+    "momentum", "adam") says what is kept of the others, in memory, and how long its step takes. A
+    net is planned for too, by all devices at once (what is left open by device 0 for all);
+    ``net.change_plan`` goes on by such a plan.
     """
     if isinstance(model, Net):  # whose weights may live in parts
         graph = together(model.links, lambda: model.prepare(_checked(example)).graph)
-        devices = devices or model.links.devices
     else:
         graph = export(model, _checked(example)).graph
     own = torch.distributed.get_rank() if _together() else 0
     accelerators = {own: title(lies_on(model, example))}  # of others a script knows nothing here
     delivered = delivered_bytes(delivery)
-    wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
-    known = given_profile(profile, graph)
-    here = _devices() if known is None or _together() else len(known.devices)
-    count = devices or here
-    wishes = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
-    return wishes.plan(graph, count)
+    wishes = Wishes(
+        layout, groups, passes, memory, objective, delivered=delivered,
+        training=Training(optimizer, frozen_in(model)),
+    )  # fmt: skip
+
+    def make() -> Plan:
+        known = given_profile(profile, graph)
+        if isinstance(model, Net):
+            here = model.links.devices
+        else:
+            here = _devices() if known is None or _together() else len(known.devices)
+        count = devices or here
+        asked = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
+        return asked.plan(graph, count)
+
+    if isinstance(model, Net) and model.links.devices > 1 and wishes.is_open and layout == "auto":
+        links = model.links  # profiles are kept where device 0 is
+        _, (made,) = together(links, lambda: shipped(links, lambda: (PLANNED, (make(),))))
+        return made
+    return make()
 
 
 def parallelize(
@@ -185,6 +204,7 @@ def parallelize(
     objective: str = "time",
     profile: Profile | str | Path | None = None,
     delivery: str = "uint8",
+    optimizer: str = EVERYTHING.optimizer,
     seed: int | None = None,
     nan: str = "raise",
     align_every: int = ALIGN_EVERY,
@@ -196,9 +216,10 @@ def parallelize(
     With ``passes`` of 1 or more only what enters each group is kept for the backward pass, and
     groups are computed in that many strips: less memory, more time, the same numbers; also alone.
     ``memory`` ("700MiB", bytes, or one for each device) chooses groups and passes so that a step
-    fits: weights, their gradients and everything between, on top of the idle process and the
-    optimiser's state.
-    ``layout``, ``groups``, ``objective``, ``profile`` and ``delivery`` are those of ``tz.plan``;
+    fits: weights, their gradients, what the ``optimizer`` keeps and everything between, on top of
+    the idle process.
+    ``layout``, ``groups``, ``objective``, ``profile``, ``delivery`` and ``optimizer`` are those of
+    ``tz.plan``;
     what is left open is planned by device 0 for all. Devices on several machines that have no
     profile yet measure themselves first, once, for about half a minute
     (``TERRAZZO_MEASURE=off``: they don't).
@@ -212,7 +233,10 @@ def parallelize(
     if plan is not None and (memory is not None or passes):
         raise UsageError("a plan says what to keep already: give memory= or passes= to tz.plan")
     delivered = delivered_bytes(delivery)
-    wishes = Wishes(layout, groups, passes, memory, objective, delivered=delivered)
+    wishes = Wishes(
+        layout, groups, passes, memory, objective, delivered=delivered,
+        training=Training(optimizer),
+    )  # fmt: skip
     if plan is None:
         plan = _handed_over(links, wishes)
     torch_device = lies_on(model, example)
@@ -223,6 +247,7 @@ def parallelize(
         profile=profile,
         measures=can_measure(model, torch_device) if links.later is None else None,
         torch_device=torch_device,
+        frozen=partial(frozen_in, model),
     )
     if small := is_small():
         spare_compiler()
@@ -245,7 +270,9 @@ def parallelize(
 
 def _handed_over(links: Links, wishes: Wishes) -> Plan | None:
     """The plan of ``terrazzo run --plan``, for a script that leaves it open."""
-    if links.given is None or wishes == Wishes(delivered=wishes.delivered):
+    if links.given is None or wishes == Wishes(
+        delivered=wishes.delivered, training=wishes.training
+    ):
         return links.given
     if links.device == 0:
         words = "the script says how to plan: of --plan only the power modes hold"

@@ -65,6 +65,27 @@ def informed(
     return replace(wishes, profile=profile or kept_here(graph, devices, accelerators))
 
 
+Made = tuple[bytes, tuple[Plan, ...]]
+"""The kind of what device 0 has planned, the plan, and its rivals."""
+
+
+def shipped(links: Links, make: Callable[[], Made]) -> Made:
+    """The plans that device 0 makes, and their kind; what it refuses, all refuse."""
+    failure, data = None, None
+    if links.device == 0:
+        try:
+            letter, plans = make()
+            data = letter + json.dumps([plan.to_json() for plan in plans]).encode()
+        except TerrazzoError as error:
+            letter = WRONG if isinstance(error, UsageError) else REFUSED
+            data, failure = letter + str(error).encode(), error
+    data = links.broadcast_bytes(data)
+    if data[:1] in (REFUSED, WRONG):
+        kind = UsageError if data[:1] == WRONG else PlanError
+        raise failure or kind(data[1:].decode())
+    return data[:1], tuple(Plan.from_json(text) for text in json.loads(data[1:]))
+
+
 class Planner:
     """Plans for every graph that a net meets, and what is predicted of the first of them.
 
@@ -82,16 +103,18 @@ class Planner:
         profile: Profile | str | Path | None = None,
         measures: bool | None = None,
         torch_device: torch.device = CPU,
+        frozen: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """``measures``: whether this device could measure itself. Where there is no profile yet,
         devices on several machines make one, if all could; None: nobody asks. ``torch_device`` is
-        what the net of this device lies on."""
+        what the net of this device lies on, and ``frozen`` tells which of its parameters are
+        not trained at the moment."""
         if plan is not None and plan.devices != links.devices:
             raise PlanError(
                 f"the plan is for {plan.devices} devices, {links.devices} are here: make one with "
                 f"tz.plan(model, (x,), devices={links.devices})"
             )
-        self.links, self.wishes = links, wishes
+        self.links, self._wishes, self._frozen = links, wishes, frozen
         self.profile: Profile | None = None
         self._told = profile
         """The profile as it was given; it is read and checked when the first graph is there."""
@@ -102,6 +125,14 @@ class Planner:
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
         self._rivals: tuple[Plan, ...] = ()
+        self._taken_for_frozen = frozenset[str]()
+        """When the plan was made, as long as nobody was told of another state."""
+
+    @property
+    def wishes(self) -> Wishes:
+        """With what is frozen now: layers may be unfrozen between two plans."""
+        training = replace(self._wishes.training, frozen=self._frozen())
+        return replace(self._wishes, training=training)
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
@@ -110,7 +141,8 @@ class Planner:
             limit = self.wishes.memory_bytes
             if limit is None or graph.digest == first.digest:
                 return retarget(plan, first, graph)
-            return fit(graph, retarget(plan, first, graph), limit)
+            training = self.wishes.training
+            return fit(graph, retarget(plan, first, graph), limit, training=training)
         if not self._accelerators:
             told = self.links.gather_text(title(self._torch_device))
             self._accelerators = dict(enumerate(told))
@@ -165,7 +197,7 @@ class Planner:
         known = self.profile if len(places) == len(kept) else None
         self.profile, self._told = known and known.of(places), None
         objective = wishes.objective if known else TIME  # which is all there is without a profile
-        self.wishes = replace(
+        self._wishes = replace(
             wishes, layout=layout, memory=memory, passes=passes, objective=objective
         )
         self._given = self._first = self._foreseen = None
@@ -182,6 +214,18 @@ class Planner:
     def foreseen(self) -> Foreseen | None:
         """What was predicted of the first plan, or of the one that was adopted last."""
         return self._foreseen
+
+    def outgrown(self) -> int:
+        """How many parameters are trained that the plan was made to be frozen; told once.
+
+        Of a plan that was not searched for, nobody expects that it knows.
+        """
+        if not self.wishes.is_open or (self.profile is None and self.wishes.memory is None):
+            return 0
+        found = len(self._taken_for_frozen - self._frozen())
+        if found:
+            self._taken_for_frozen = frozenset()
+        return found
 
     # ---- plans ---------------------------------------------------------------------------
 
@@ -246,23 +290,12 @@ class Planner:
 
     def _shipped(self, graph: Graph, slowness: Sequence[float] = ()) -> Plan:
         """Device 0 plans; its plan or its refusal is everybody's."""
-        links, failure, data = self.links, None, None
-        if links.device == 0:
-            try:
-                data = self._searched(graph, slowness)
-            except TerrazzoError as error:
-                letter = WRONG if isinstance(error, UsageError) else REFUSED
-                data, failure = letter + str(error).encode(), error
-        data = links.broadcast_bytes(data)
-        if data[:1] in (REFUSED, WRONG):
-            kind = UsageError if data[:1] == WRONG else PlanError
-            raise failure or kind(data[1:].decode())
-        plans = tuple(Plan.from_json(text) for text in json.loads(data[1:]))
-        if data[:1] == DECIDED and not slowness:
+        kind, plans = shipped(self.links, lambda: self._searched(graph, slowness))
+        if kind == DECIDED and not slowness:
             self._first, self._rivals = (graph, plans[0]), plans if len(plans) > 1 else ()
         return plans[0]
 
-    def _searched(self, graph: Graph, slowness: Sequence[float]) -> bytes:
+    def _searched(self, graph: Graph, slowness: Sequence[float]) -> Made:
         devices = self.links.devices
         self._read(graph)
         if slowness:
@@ -278,19 +311,18 @@ class Planner:
         if known.profile is None:
             on_cpu = self._torch_device.type == CPU.type
             plan = _unmeasured(known, graph, devices) if on_cpu else known.plan(graph, devices)
-            return PLANNED + _packed(plan)
+            return PLANNED, (plan,)
         found = known.search(graph, devices)
         plan = found.best.plan
         if found.misfit:
             _say(f"no plan fits into these devices, the fastest is taken: {found.misfit}")
         if slowness and self._first is not None:
-            return DECIDED + _packed(self._better(plan, self._first[1], graph, known.profile))
-        rivals = (tried.plan for tried in known.rivals(graph, found))
-        return DECIDED + _packed(plan, *rivals)
+            return DECIDED, (self._better(plan, self._first[1], graph, known.profile),)
+        return DECIDED, (plan, *(tried.plan for tried in known.rivals(graph, found)))
 
     def _better(self, new: Plan, old: Plan, graph: Graph, profile: Profile) -> Plan:
         """A new plan must be worth moving weights for."""
-        prices = Prices(profile, delivered=self.wishes.delivered)
+        prices = self.wishes.prices(profile)
         new_s, old_s = (
             predict(lower(graph, plan), prices, memory=False).step_s for plan in (new, old)
         )
@@ -300,6 +332,7 @@ class Planner:
 
     def _foresee(self, graph: Graph, plan: Plan) -> None:
         """What device 0 predicts is known to all, so that all judge alike how a run goes."""
+        self._taken_for_frozen = self._frozen()
         links, data = self.links, None
         if links.device == 0:
             letter: dict[str, Any] = {"compute_s": None}
@@ -331,7 +364,8 @@ class Planner:
             return None
         self.profile = profile
         # Of what net does: the input comes before, and not every script is fed by one device.
-        return predict(lower(graph, plan), profile, memory=self.links.recorder is not None)
+        prices = Prices(profile, training=self.wishes.training)
+        return predict(lower(graph, plan), prices, memory=self.links.recorder is not None)
 
     def _read(self, graph: Graph) -> None:
         """The profile that was given, once: graphs that come later are of other sizes."""
@@ -364,10 +398,6 @@ def _unmeasured(wishes: Wishes, graph: Graph, devices: int) -> Plan:
         with suppress(PlanError):  # nothing fits: what there is may, it was only counted
             return replace(wishes, memory=room_bytes).plan(graph, devices)
     return wishes.plan(graph, devices)
-
-
-def _packed(*plans: Plan) -> bytes:
-    return json.dumps([plan.to_json() for plan in plans]).encode()
 
 
 def _say(text: str) -> None:

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 
 import terrazzo as tz
 from terrazzo.geometry import Box, grid, transfers
+from terrazzo.graph.export import frozen_in
 from terrazzo.graph.rules import rule_for
+from terrazzo.planner.cost import predict
+from terrazzo.planner.guess import Figures, guessed
+from terrazzo.planner.prices import Prices
 from terrazzo.records import Graph, Group, Layout, Node, Plan, Ref, Value
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links, connect
@@ -26,6 +30,7 @@ from terrazzo.runtime.steps import CombineStep, ExchangeStep, SpreadStep, TakeSt
 from terrazzo.runtime.steps.step import Given, Run
 from terrazzo.schedule import Array, Combine, Exchange, Move, Program, Spread, Take, traffic
 from terrazzo.schedule.gradient import differentiable
+from terrazzo.schedule.training import Training
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from blocks import SqueezeExcite
@@ -327,12 +332,13 @@ class Talkative(nn.Module):
         return self.head(y.mean((2, 3))), (y - peak).square().mean(), y.flatten(2).softmax(-1)
 
 
-def counted(layout: str, groups: str, double: bool, frozen: bool) -> tuple[tuple[int, int], ...]:
-    """Bytes sent and summed in one training step, as counted and as foretold."""
+def counted(layout: str, groups: str, double: bool, frozen: str) -> tuple[tuple[int, int], ...]:
+    """Bytes sent and summed in one training step, as counted, as foretold and as planned with."""
     torch.manual_seed(3)
     kind = torch.float64 if double else torch.float32
     model, x = Talkative().to(kind), torch.randn(2, 3, 33, 35, dtype=kind)
-    model.stem.requires_grad_(not frozen)
+    if frozen:
+        model.get_submodule(frozen).requires_grad_(False)
     net = tz.parallelize(model, (x,), layout=layout, groups=groups, seed=0)
     before = (net.links.counters.sent_bytes, net.links.counters.summed_bytes)
     sum(result.sum() for result in net(x)).backward()
@@ -344,9 +350,15 @@ def counted(layout: str, groups: str, double: bool, frozen: bool) -> tuple[tuple
     }
     carriers = differentiable(net.program, trained)
     foretold = traffic(net.program, carriers)
+    training = Training(frozen=frozen_in(model))
+    assert training.weights(net.program.graph) == trained
+    alike = guessed([Figures("", 1e9, 1 << 30, 1e7)] * net.links.devices)
+    planned = predict(net.program, Prices(alike, training=training), memory=False)
+    device = net.links.device
     return (
         (after[0] - before[0], after[1] - before[1]),
-        (foretold.sent_bytes[net.links.device], foretold.summed_bytes[net.links.device]),
+        (foretold.sent_bytes[device], foretold.summed_bytes[device]),
+        (planned.sent_bytes[device], planned.summed_bytes[device]),
     )
 
 
@@ -354,11 +366,13 @@ def counted(layout: str, groups: str, double: bool, frozen: bool) -> tuple[tuple
     ("devices", "layout", "groups"),
     [(2, "tiles:2x1", "each"), (3, "tiles:1x2,0,3", "one"), (4, "tiles:2x1,3", "each")],
 )
-@pytest.mark.parametrize(("double", "frozen"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("double", "frozen"), [(False, ""), (True, "stem"), (False, "deep"), (False, "head")]
+)
 def test_every_byte_is_foretold(
-    devices: int, layout: str, groups: str, double: bool, frozen: bool
+    devices: int, layout: str, groups: str, double: bool, frozen: str
 ) -> None:
     found = run_on(devices, counted, layout, groups, double, frozen)
-    assert any(sent for (sent, _), _ in found)
-    for device, (seen, foretold) in enumerate(found):
-        assert seen == foretold, f"device {device}: (sent, summed)"
+    assert any(sent for (sent, _), *_ in found)
+    for device, (seen, foretold, planned) in enumerate(found):
+        assert seen == foretold == planned, f"device {device}: (sent, summed)"

@@ -7,37 +7,20 @@ import io
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from devices import run_on
 from plain import assert_close, batches, state, train, twin
-from torch import nn
+from quick_links import SHAPE, model, profile
 
 import terrazzo as tz
-from terrazzo.planner.guess import Figures, guessed
-from terrazzo.records.profile import Profile
+from terrazzo.planner import Wishes
 from terrazzo.runtime.pace import WARM_UP, WINDOW
 from terrazzo.runtime.steps import ComputeStep
 
-SHAPE = (6, 3, 64, 64)
 TIMES = 8.0
 """How many times as long the slow device takes, forward and backward together."""
-
-
-def model() -> nn.Sequential:
-    """No bias before a norm: its gradient is noise around zero, which Adam makes large."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(32, 5),
-    ).double()  # fmt: skip
-
-
-def profile(devices: int) -> Profile:
-    """Slow processors and very fast links: everything is spread, by speed."""
-    return guessed([Figures(f"d{i}", 1e8, 1 << 30, 1e9, 1e-6) for i in range(devices)])
 
 
 @contextlib.contextmanager
@@ -66,7 +49,9 @@ def lagging(device: int) -> Iterator[None]:
 def slowed(device: int) -> tuple[str, str, str, list[int]]:
     """Trains beside plain PyTorch; gives both plans, what was said, and when plans changed."""
     plain, data = model(), batches(WINDOW + WARM_UP + 8, SHAPE)
-    net = tz.parallelize(twin(plain), (data[0][0],), profile=profile(3))
+    # Trying other plans would come first.
+    with mock.patch.object(Wishes, "rivals", return_value=()):
+        net = tz.parallelize(twin(plain), (data[0][0],), profile=profile(3))
     before, changed = str(net.plan), []
     optimizers = [torch.optim.Adam(each.parameters(), 1e-3) for each in (plain, net)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,12 @@ from torch import nn
 
 import terrazzo as tz
 from terrazzo.errors import PlanError
+from terrazzo.graph.export import frozen_in
+from terrazzo.planner.cost import predict
 from terrazzo.planner.guess import Figures, guessed
+from terrazzo.planner.prices import Prices
 from terrazzo.records.profile import Own, Profile
+from terrazzo.schedule.training import Training
 
 SHAPE = (2, 3, 64, 64)
 
@@ -90,3 +96,44 @@ def limited() -> tuple[int, str]:
 
 def test_memory_and_profile_together() -> None:
     assert {same for _, same in run_on(2, limited)} == {"True"}
+
+
+def thawed(folder: str) -> tuple[str, ...]:
+    """Planned with its backbone frozen, then trained as a whole; gives what device 0 said."""
+    device = torch.distributed.get_rank()
+    path = Path(folder) / "profile.json" if device == 0 else None
+    plain, data = model(), batches(6, SHAPE)
+    plain[:7].requires_grad_(False)
+    x, net = data[0][0], tz.parallelize(twin(plain), (data[0][0],), profile=path)
+    first = net.plan
+    training = Training(frozen=frozen_in(net))
+    expected = predict(net.program, Prices(profile(3), training=training), memory=False)
+    assert net._plans.foreseen.compute_s == expected.net_compute_s
+    assert len(training.frozen) == 8
+    optimizers = [torch.optim.SGD(one.parameters(), 0.05, momentum=0.9) for one in (plain, net)]
+
+    def both(steps: slice) -> str:
+        with redirect_stderr(StringIO()) as told:
+            for one, optimizer in zip((plain, net), optimizers, strict=True):
+                train(one, optimizer, data[steps])
+        assert_close(state(net), state(plain))
+        return told.getvalue()
+
+    said = [both(slice(0, 2))]
+    for one in (plain, net):
+        one.requires_grad_(True)
+    said.append(both(slice(2, 4)))
+    net.change_plan(tz.plan(net, (x,), profile=path, delivery="uint8"), optimizers[1])
+    usual = tz.parallelize(model(), (x,), profile=path).plan
+    assert net.plan == usual != first
+    said.append(both(slice(4, 6)))
+    return tuple(said)
+
+
+def test_layers_that_are_unfrozen_are_told_of_once_and_planned_for(tmp_path: Path) -> None:
+    profile(3).save(tmp_path / "profile.json")
+    (before, told, after), *others = run_on(3, thawed, str(tmp_path))
+    assert (before, after) == ("", "")
+    assert told.count("\n") == 1
+    assert "call 3: 8 parameters are trained that the plan takes for frozen" in told
+    assert others == [("", "", "")] * 2

@@ -14,7 +14,7 @@ import torch
 from devices import run_on
 from expendable import die, fates, strike
 from plain import assert_close, batches, state, train, twin
-from test_pace import SHAPE, model, profile
+from quick_links import SHAPE, model, profile
 
 import terrazzo as tz
 from terrazzo.planner import plan_graph, wishes
@@ -36,7 +36,7 @@ CUT, WHOLE = ("channels", "samples", "tiles"), ("samples", "tiles")
 def short_turns(kinds: tuple[str, ...] = CUT) -> Iterator[None]:
     """Few steps for each plan, and rivals of these kinds."""
 
-    def rivals(graph: Graph, found: Found, rooms: object) -> tuple[Tried, ...]:
+    def rivals(graph: Graph, found: Found, *_: Any, **__: Any) -> tuple[Tried, ...]:
         count = found.best.plan.devices
         plans = [plan_graph(graph, count, layout=kind, groups="each") for kind in kinds]
         return tuple(Tried(str(plan), plan, found.best.prediction) for plan in plans)

@@ -23,6 +23,7 @@ from terrazzo.records.profile import Load, Own, Profile, Timing
 from terrazzo.schedule import lower, traffic
 from terrazzo.schedule.gradient import differentiable
 from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.training import Training
 from terrazzo.schedule.work import work
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,9 +45,10 @@ def graph() -> Graph:
     return export(model(), (torch.zeros(BATCH, 3, 48, 48),)).graph
 
 
-def predicted(cluster: Profile, layout: str, *, groups: Any = "each", **options: Any) -> Prediction:
-    plan = plan_graph(graph(), len(cluster.devices), layout=layout, groups=groups)
-    return predict(lower(graph(), plan), cluster, **options)
+def predicted(cluster: Profile | Prices, layout: str) -> Prediction:
+    prices = cluster if isinstance(cluster, Prices) else Prices(cluster)
+    plan = plan_graph(graph(), prices.devices, layout=layout, groups="each")
+    return predict(lower(graph(), plan), prices)
 
 
 def exchange(clocks: Clocks, messages: list[tuple[int, int, int]]) -> None:
@@ -244,9 +246,10 @@ class TestPredict:
     def test_frozen_weights_cost_neither_arithmetic_nor_traffic(self) -> None:
         every = frozenset(v.target for v in graph().values.values() if v.kind == "parameter")
         some = frozenset(name for name in every if name.startswith(("6.", "8.")))
-        trained = predicted(profile(4), "samples:4")
-        part = predicted(profile(4), "samples:4", frozen=some)
-        none = predicted(profile(4), "samples:4", frozen=every)
+        trained, part, none = (
+            predicted(Prices(profile(4), training=Training(frozen=names)), "samples:4")
+            for names in (frozenset[str](), some, every)
+        )
         assert none.compute_s[0] < part.compute_s[0] < trained.compute_s[0]
         assert sum(none.summed_bytes) < sum(part.summed_bytes) < sum(trained.summed_bytes)
 
@@ -275,8 +278,9 @@ class TestPredict:
         foot = footprint(program, 0)
         plain = predict(program, profile(2)).memory_bytes[0]
         assert plain == foot.total_bytes
-        adam = predict(program, profile(2), optimizer="adam").memory_bytes[0]
-        assert adam - plain == 2 * foot.weights_bytes
+        adam = predict(program, Prices(profile(2), training=Training("adam"))).memory_bytes[0]
+        weights = [v for v in graph().values.values() if v.kind == "parameter"]
+        assert adam - plain == 2 * sum(value.bytes for value in weights)
 
     def test_seconds_of_devices_add_up(self) -> None:
         found = predicted(profile((7e9, 3e9, 7e9, 7e9)), "tiles:2x2")

@@ -12,12 +12,12 @@ from torch import nn
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
 from terrazzo.planner import Wishes, plan_graph
-from terrazzo.planner.cost import memory_bytes
 from terrazzo.planner.fitting import TooLittleMemory, fit, tightest
 from terrazzo.planner.limits import SLOWER, spread_limit, within
 from terrazzo.planner.search import MEMORY, search
 from terrazzo.records import Graph
 from terrazzo.schedule import lower
+from terrazzo.schedule.memory import footprint
 
 sys.path.insert(0, str(Path(__file__).parent))
 from clusters import profile
@@ -37,7 +37,7 @@ def graph() -> Graph:
 
 def needs(graph: Graph, plan: object) -> list[int]:
     program = lower(graph, plan)  # type: ignore[arg-type]
-    return [memory_bytes(program, device) for device in range(program.devices)]
+    return [footprint(program, device).total_bytes for device in range(program.devices)]
 
 
 class TestLimits:

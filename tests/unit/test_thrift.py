@@ -15,6 +15,8 @@ from terrazzo.cli.main import main
 from terrazzo.cli.thrift import modes_of
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
+from terrazzo.planner import Wishes
+from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.planner.search import ENERGY, TIME, Found, search
@@ -22,6 +24,8 @@ from terrazzo.planner.thrift import step_joules, subsets, thrifty
 from terrazzo.records import Graph
 from terrazzo.records.devicepower import PlanMode, load_modes
 from terrazzo.records.profile import Profile
+from terrazzo.schedule import lower
+from terrazzo.schedule.training import Training
 
 FAST = (PlanMode("full", 1.0, 12.0, 5.0), PlanMode("half", 2.0, 4.5, 2.5))
 SLOW = (PlanMode("full", 1.0, 4.0, 2.0),)
@@ -56,6 +60,19 @@ def test_a_step_costs_busy_and_idle_watts():
         for n, mode in enumerate(modes)
     )
     assert step_joules(found, modes) == pytest.approx(expected)
+
+
+def test_gradients_of_frozen_layers_take_no_energy():
+    wishes = Wishes(training=Training(frozen=frozenset({"0.weight", "0.bias"})))
+    profile, powers = cluster(16e9, 6e9), [FAST, SLOW]
+    usual, _ = thrifty(graph(), profile, powers, search=searched)
+    best, _ = thrifty(
+        graph(), profile, powers, prices=wishes.prices,
+        search=lambda part: replace(wishes, profile=part).search(graph(), len(part.devices)),
+    )  # fmt: skip
+    assert best.step_j < 0.8 * usual.step_j
+    again = predict(lower(graph(), best.tried.plan), wishes.prices(best.profile), memory=False)
+    assert best.step_s == again.step_s
 
 
 def test_as_good_as_trying_everything():

@@ -214,8 +214,8 @@ def _graph(options: argparse.Namespace) -> Graph:
     from terrazzo.cli.plan import exported
     from terrazzo.cli.tensor import TensorSpec
 
-    reference = ModelReference.parse(options.model)
-    return exported(reference, [TensorSpec.parse(text) for text in options.input], training=True)
+    model = ModelReference.parse(options.model).build().train()
+    return exported(model, [TensorSpec.parse(text) for text in options.input])[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from terrazzo.planner.cost import predict
 from terrazzo.planner.feedback import slowed
 from terrazzo.planner.guess import is_guess
 from terrazzo.planner.prediction import Prediction
-from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import TIME, Found, Tried
 from terrazzo.planner.wishes import Wishes, room_bytes
 from terrazzo.records import Graph, Layout, Node, Plan
@@ -169,8 +168,7 @@ def _changes(graph: Graph, found: Found, wishes: Wishes, profile: Profile) -> li
     program = lower(graph, found.best.plan)
 
     def again(other: Profile) -> float:
-        prices = Prices(other, delivered=wishes.delivered)
-        return predict(program, prices, memory=False).step_s
+        return predict(program, wishes.prices(other), memory=False).step_s
 
     devices = len(profile.devices)
     changes: list[Change] = [

@@ -23,7 +23,6 @@ from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import needed
 from terrazzo.planner.guess import LATENCY_S, Figures, guessed
-from terrazzo.planner.prices import Prices
 from terrazzo.planner.search import ENERGY, MEMORY, TIME, Found, Tried
 from terrazzo.planner.wishes import DELIVERY
 from terrazzo.records import Graph, Plan
@@ -36,9 +35,12 @@ from terrazzo.report.terminal import show_plan
 from terrazzo.schedule import Program, lower
 from terrazzo.schedule.ledger import Footprint
 from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.training import EVERYTHING, STATES, Training
 from terrazzo.schedule.work import work
 
 if TYPE_CHECKING:
+    from torch import nn
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EXAMPLES = """\
@@ -51,6 +53,8 @@ examples:
       which devices take part, in which modes, for the least energy; --power-budget 20W for all
   terrazzo plan unet32 --input 1x3x1024x1024 --memory 950MiB
       one device with little memory: what is kept, what is computed again, and what that costs
+  terrazzo plan unet32 --input 1x3x1024x1024 --memory 1100MiB --optimizer adam
+      the same where Adam keeps its averages in this memory, too
   terrazzo plan net.py:build --input 8x3x224x224 --on 4 --groups one --save plan.json
       keep a plan, with devices and modes where those were chosen; terrazzo run --plan plan.json
       trains by it, and so does tz.parallelize(model, (x,), tz.Plan.load("plan.json"))
@@ -58,8 +62,9 @@ examples:
 Nothing is trained and no device needs to be there. Seconds come from a profile: the one given, one
 that was kept for this model and these devices, or for emulated devices a guess from their figures.
 Without --memory a plan has to fit into what each device has beside an idle process. Memory is what
-a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded)
-and of the optimiser's state (as much as the weights for momentum, twice for Adam).
+a training step takes on top of the idle process (about 220 MiB with torch and an optimiser loaded),
+with what --optimizer keeps. Parameters that require no gradients in the model as it is built are
+taken to stay frozen.
 A step begins with the input: tz.feed reads on one device and sends every other its part.
 """
 
@@ -115,6 +120,11 @@ def add_to(commands: Commands) -> None:
         help="how the input travels from the one device that reads it, in a step's time; none: "
         "every device has its own (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--optimizer", choices=tuple(STATES), default=EVERYTHING.optimizer,
+        help="what it keeps of the weights is counted, and what its step takes: sgd nothing, "
+        "momentum as much as the weights, adam twice that (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--eval", action="store_true", help="evaluation mode, not training")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
     add_presets_flag(parser)
@@ -124,15 +134,16 @@ def add_to(commands: Commands) -> None:
 def plan(options: argparse.Namespace) -> int:
     devices, figures, watts = _cluster(options)
     objective = TIME if options.objective == ENERGY else options.objective
+    model = ModelReference.parse(options.model).build().train(not options.eval)
+    graph, frozen = exported(model, [TensorSpec.parse(text) for text in options.input])
     wishes = Wishes(
         options.layout, options.groups, options.passes, options.memory, objective,
         delivered=DELIVERY[options.delivery],
+        training=Training(options.optimizer, frozen),
     )  # fmt: skip
-    reference = ModelReference.parse(options.model)
-    inputs = [TensorSpec.parse(text) for text in options.input]
-    graph = exported(reference, inputs, training=not options.eval)
     profile = _profile(options, graph, devices, figures)
     screen = Screen()
+    _tell_training(graph, wishes.training, screen)
     if thrift.is_thrifty(options):
         if profile is None:
             raise UsageError(
@@ -143,11 +154,11 @@ def plan(options: argparse.Namespace) -> int:
         best = thrift.choose(graph, known, options, watts=watts, screen=screen)
         chosen = thrift.seated(best, profile)
         show_plan(view(graph, chosen), screen)
-        prediction = predict(lower(graph, chosen), Prices(best.profile, delivered=wishes.delivered))
+        prediction = predict(lower(graph, chosen), wishes.prices(best.profile))
         show_forecast(graph, chosen, prediction, profile=best.profile, limits=None, screen=screen)
     elif profile is None:
         chosen = wishes.plan(graph, devices)
-        show(graph, chosen, limit=options.memory or "", screen=screen)
+        show(graph, chosen, wishes, screen)
     else:
         chosen = _forecast(graph, replace(wishes, profile=profile), screen)
     if options.save:
@@ -226,15 +237,13 @@ def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
         chosen, prediction = found.best.plan, found.best.prediction
     else:
         chosen = wishes.plan(graph, devices)
-        prices = Prices(profile, delivered=wishes.delivered)
-        prediction = predict(lower(graph, chosen), prices)
+        prediction = predict(lower(graph, chosen), wishes.prices(profile))
     show_plan(view(graph, chosen), screen)
     show_forecast(
         graph, chosen, prediction, profile=profile, limits=wishes.limits_bytes(), screen=screen
     )
     if any(group.passes for group in chosen.groups):
-        program = lower(graph, chosen)
-        _cost(graph, program, [footprint(program, device) for device in range(devices)], screen)
+        _cost(lower(graph, chosen), wishes.training, screen)
     if found is None:
         found = Found(Tried("as asked for", chosen, prediction), ())
     show_rejected(found, screen)
@@ -242,23 +251,26 @@ def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
     return chosen
 
 
-def exported(reference: ModelReference, inputs: list[TensorSpec], *, training: bool) -> Graph:
+def exported(model: nn.Module, inputs: list[TensorSpec]) -> tuple[Graph, frozenset[str]]:
+    """The graph of a model, and its parameters that are frozen."""
     import torch  # takes a while: not for --help
 
-    from terrazzo.graph.export import export
+    from terrazzo.graph.export import export, frozen_in
 
-    model, generator = reference.build().train(training), torch.Generator()
+    generator = torch.Generator()
     drawn = [spec.draw(generator) for spec in inputs]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return export(model, tuple(x.to(dtype) if x.is_floating_point() else x for x in drawn)).graph
+    cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in drawn)
+    return export(model, cast).graph, frozen_in(model)
 
 
-def show(graph: Graph, plan: Plan, *, limit: str = "", screen: Screen) -> None:
+def show(graph: Graph, plan: Plan, wishes: Wishes, screen: Screen) -> None:
     """Prints the picture, the memory of each device, and what passes cost."""
     show_plan(view(graph, plan), screen)
     program = lower(graph, plan)
-    feet = [footprint(program, device) for device in range(plan.devices)]
-    screen.title("Memory of a training step" + (f", limit {limit} on each device" if limit else ""))
+    feet = _feet(program, wishes.training)
+    limit = f", limit {wishes.memory} on each device" if wishes.memory else ""
+    screen.title(f"Memory of a training step{limit}")
     for device, foot in enumerate(feet):
         if device and foot == feet[device - 1]:
             continue
@@ -267,25 +279,45 @@ def show(graph: Graph, plan: Plan, *, limit: str = "", screen: Screen) -> None:
         screen.line(f"{who}: {bytes_text(foot.total_bytes)}, most at {foot.where}", "bold")
         screen.line(_parts(foot))
     if any(group.passes for group in plan.groups):
-        _cost(graph, program, feet, screen)
+        _cost(program, wishes.training, screen)
+
+
+def _feet(program: Program, training: Training) -> list[Footprint]:
+    return [footprint(program, device, training=training) for device in range(program.devices)]
+
+
+def _tell_training(graph: Graph, training: Training, screen: Screen) -> None:
+    """What is counted other than usual."""
+    every, trained = len(EVERYTHING.weights(graph)), len(training.weights(graph))
+    if trained < every:
+        screen.line(
+            f"Frozen: {every - trained} of {count_text(every, 'parameter')}. Their gradients are "
+            "not made, summed or kept.",
+            "dim",
+        )
+    if training.states:
+        screen.line(f"Memory counts what {training.optimizer} keeps of trained weights.", "dim")
 
 
 def _parts(foot: Footprint) -> str:
+    states = ""
+    if foot.states_bytes:
+        states = f", the optimiser's state {bytes_text(foot.states_bytes)}"
     return (
         f"  weights {bytes_text(foot.weights_bytes)}, their gradients "
-        f"{bytes_text(foot.weight_gradients_bytes)}, maps {bytes_text(foot.maps_bytes)}, their "
-        f"gradients {bytes_text(foot.map_gradients_bytes)}, work space "
+        f"{bytes_text(foot.weight_gradients_bytes)}{states}, maps {bytes_text(foot.maps_bytes)}, "
+        f"their gradients {bytes_text(foot.map_gradients_bytes)}, work space "
         f"{bytes_text(foot.working_bytes)}; the rest is the allocator's and the libraries'"
     )
 
 
-def _cost(graph: Graph, program: Program, feet: list[Footprint], screen: Screen) -> None:
+def _cost(program: Program, training: Training, screen: Screen) -> None:
     """What was saved against keeping everything, and the arithmetic it takes."""
-    plan = program.plan
-    layout = plan.groups[0].layout
-    before = needed(graph, plan_graph(graph, plan.devices, layout=layout, groups="auto"))
-    after = max(feet, key=lambda foot: foot.total_bytes)
-    times = max(work(program, device).times for device in range(plan.devices))
+    graph, plan = program.graph, program.plan
+    all_kept = plan_graph(graph, plan.devices, layout=plan.groups[0].layout, groups="auto")
+    before = needed(graph, all_kept, training=training)
+    after = max(_feet(program, training), key=lambda foot: foot.total_bytes)
+    times = max(work(program, device, training=training).times for device in range(plan.devices))
     share = after.total_bytes / before.total_bytes
     passes = max(group.passes for group in plan.groups)
     screen.line(

@@ -72,7 +72,7 @@ def choose(
         search=search,
         objective=ENERGY if options.objective == ENERGY else TIME,
         budget_w=budget_w,
-        delivered=wishes.delivered,
+        prices=wishes.prices,
     )
     _show(best, rest, profile=profile, is_measured=is_measured, screen=screen)
     return best

@@ -307,6 +307,12 @@ def _refuse_symbols(node: FxNode, value: Any) -> None:
         )
 
 
+def frozen_in(model: nn.Module) -> frozenset[str]:
+    """The parameters that ask for no gradient at this moment, by every name they have."""
+    named = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
 def _layer(node: FxNode) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""

@@ -205,6 +205,9 @@ class _Rows:
     def follow(self, kept: Sequence[int | None]) -> None:
         """Whoever is lost takes the rehearsal along."""
 
+    def outgrown(self) -> int:
+        return 0
+
 
 # ---- playing it ----------------------------------------------------------------------------------
 

@@ -14,9 +14,8 @@ from math import prod
 from terrazzo.geometry import Box
 from terrazzo.planner.clocks import Clocks, Message
 from terrazzo.planner.prediction import GroupCost, Prediction, bottleneck
-from terrazzo.planner.prices import NOTE_BYTES, STATES, Prices
+from terrazzo.planner.prices import NOTE_BYTES, Prices
 from terrazzo.planner.rates import Seconds
-from terrazzo.records import Ref
 from terrazzo.records.graph import BYTES
 from terrazzo.records.profile import OPERATOR, SUMMED, Profile
 from terrazzo.schedule import (
@@ -32,7 +31,6 @@ from terrazzo.schedule import (
     Step,
     Take,
 )
-from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
@@ -44,31 +42,18 @@ LATE = "aten.conv2d.default"
 """The operator whose gradient by weight is made while messages are on their way."""
 
 
-def predict(
-    program: Program,
-    profile: Profile | Prices,
-    *,
-    optimizer: str = "sgd",
-    memory: bool = True,
-    frozen: frozenset[str] = frozenset(),
-) -> Prediction:
-    """One training step of a program on the devices of a profile.
-
-    ``frozen`` are parameters (by their names in the model) that are not trained.
-    """
+def predict(program: Program, profile: Profile | Prices, *, memory: bool = True) -> Prediction:
+    """One training step of a program on the devices of a profile."""
     prices = profile if isinstance(profile, Prices) else Prices(profile)
-    walk = _Walk(program, prices, frozen)
-    step_s = walk.run(optimizer)
+    walk = _Walk(program, prices)
+    step_s = walk.run()
     feet: tuple[int, ...] = ()
     if memory:
-        feet = tuple(memory_bytes(program, device, optimizer) for device in range(prices.devices))
+        feet = tuple(
+            footprint(program, device, training=prices.training).total_bytes
+            for device in range(prices.devices)
+        )
     return walk.prediction(step_s, feet)
-
-
-def memory_bytes(program: Program, device: int, optimizer: str = "sgd") -> int:
-    """The peak of a step on one device, and what its optimiser keeps."""
-    foot = footprint(program, device)
-    return foot.total_bytes + STATES.get(optimizer, 2) * foot.weights_bytes
 
 
 def _arriving(step: Step) -> tuple[str, ...]:
@@ -76,20 +61,12 @@ def _arriving(step: Step) -> tuple[str, ...]:
 
 
 class _Walk:
-    def __init__(self, program: Program, prices: Prices, frozen: frozenset[str]) -> None:
+    def __init__(self, program: Program, prices: Prices) -> None:
         self.program, self.prices, self.graph = program, prices, program.graph
         self.devices = range(program.devices)
         self.clocks = Clocks(prices)
-        values = self.graph.values
-        trained = {
-            v.name
-            for v in values.values()
-            if v.kind == "parameter" and v.is_floating and v.target not in frozen
-        }
-        carriers = differentiable(program, trained & set(program.arrays))
-        results = {program.outputs[r.name] for r in self.graph.outputs if isinstance(r, Ref)}
-        self.trained = trained
-        self.live = reached(program, carriers, results)
+        self.trained = prices.training.weights(self.graph)
+        self.live = prices.training.live(program)
         self.lives = Lifetimes(program)
         self.waiting = Waiting(summed_bytes(program, self.live))
         self.fills: list[Spread] = []
@@ -100,7 +77,7 @@ class _Walk:
         self.weight_group = self._weight_groups()
         self.delivery_s, self.delivered_bytes = 0.0, 0
 
-    def run(self, optimizer: str) -> float:
+    def run(self) -> float:
         steps, clocks = self.program.steps, self.clocks
         self._deliver()
         clocks.enter(0)
@@ -121,8 +98,7 @@ class _Walk:
         clocks.finish()
         self._agree()
         for device in self.devices:
-            seconds = self.prices.rates[device].update_s(self._own_weights(device), optimizer)
-            clocks.compute(device, seconds)
+            clocks.compute(device, self.prices.update_s(self._own_weights(device), device))
         return max(clocks.now)
 
     def _deliver(self) -> None:
@@ -237,7 +213,9 @@ class _Walk:
         self.fills = [*before, *self.fills]
 
     def _waits(self, apply: Apply) -> bool:
-        return len(self.devices) > 1 and self.graph.nodes[apply.node].op == LATE
+        """Not where the weights are frozen: there is nothing to wait with."""
+        late = len(self.devices) > 1 and self.graph.nodes[apply.node].op == LATE
+        return late and any(name in self.live for name in apply.inputs[1:])
 
     def _catch_up(self) -> None:
         for device in self.devices:
@@ -309,7 +287,12 @@ class _Walk:
             for place, (local, box) in enumerate(zip(strip.locals, strip.boxes, strict=True)):
                 cost, arrays = self.prices.local(local, box, device), step.inputs[place]
                 weights = [n for n in arrays if n and self._is_weight(n)]
-                inner = any(not n or n in self.live for n in arrays if n not in weights)
+                values = self.graph.nodes[step.nodes[place]].refs
+                inner = any(
+                    (array or f"{step.target}/{value}") in self.live
+                    for array, value in zip(arrays, values, strict=True)
+                    if array not in weights
+                )
                 fresh_s = self.prices.fresh_s(box.size * each[place], device)
                 again_s = cost.forward_s + 2 * fresh_s if place != last else 0.0
                 by_weight = any(name in self.live for name in weights)

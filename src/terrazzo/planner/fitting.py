@@ -8,7 +8,7 @@ kept so far, operations to repeat so far); only states that no other beats in bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -20,6 +20,7 @@ from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
 from terrazzo.schedule.ledger import WASTE, WEIGHTS_WASTE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
+from terrazzo.schedule.training import EVERYTHING, Training
 
 PASSES = (4, 16, 64)
 """Numbers of strips to try, from fast to small."""
@@ -32,11 +33,11 @@ WAITING = 20
 """Arithmetic that fits into the time one element takes to come from memory, about."""
 
 
-def needed(graph: Graph, plan: Plan) -> Footprint:
+def needed(graph: Graph, plan: Plan, *, training: Training = EVERYTHING) -> Footprint:
     """The largest footprint among the devices of a plan."""
     program = lower(graph, plan)
     return max(
-        (footprint(program, device) for device in range(plan.devices)),
+        (footprint(program, device, training=training) for device in range(plan.devices)),
         key=lambda found: found.total_bytes,
     )
 
@@ -54,33 +55,43 @@ class Tightest:
         return self.foot.total_bytes - self.limit_bytes
 
 
-def tightest(graph: Graph, plan: Plan, limits: Sequence[int]) -> Tightest:
+def tightest(
+    graph: Graph, plan: Plan, limits: Sequence[int], *, training: Training = EVERYTHING
+) -> Tightest:
     """Where a plan is held against the limits of its devices."""
     program = lower(graph, plan)
     return max(
-        (Tightest(d, footprint(program, d), limit) for d, limit in enumerate(limits)),
+        (
+            Tightest(device, footprint(program, device, training=training), limit)
+            for device, limit in enumerate(limits)
+        ),
         key=lambda found: found.missing_bytes,
     )
 
 
 def fit(
-    graph: Graph, plan: Plan, limits: int | Sequence[int], *, names: Sequence[str] = ()
+    graph: Graph,
+    plan: Plan,
+    limits: int | Sequence[int],
+    *,
+    names: Sequence[str] = (),
+    training: Training = EVERYTHING,
 ) -> Plan:
     """The plan itself if it fits, else one with passes in the same layouts that repeats least.
 
     ``limits``: one for all devices, or one for each.
     """
     limits = (limits,) * plan.devices if isinstance(limits, int) else limits
-    plain = tightest(graph, plan, limits)
+    plain = tightest(graph, plan, limits, training=training)
     if plain.missing_bytes <= 0:
         return plan
     for passes in PASSES:
-        search = _Search(graph, plan, passes, limits)
+        search = _Search(graph, plan, passes, limits=limits, training=training)
         found = search.within()
         if found is not None:
             return found
     last = search.smallest()
-    smallest = tightest(graph, last, limits)
+    smallest = tightest(graph, last, limits, training=training)
     if smallest.missing_bytes <= 0:
         return last
     least = min(plain, smallest, key=lambda found: found.missing_bytes)
@@ -88,10 +99,13 @@ def fit(
     raise TooLittleMemory(told, least.missing_bytes)
 
 
-def smallest_plan(graph: Graph, plan: Plan) -> list[Plan]:
+def smallest_plan(graph: Graph, plan: Plan, *, training: Training = EVERYTHING) -> list[Plan]:
     """The plan with passes that need the least memory, in few strips and in many."""
     none = (0,) * plan.devices
-    return [_Search(graph, plan, passes, none).smallest() for passes in PASSES[1:]]
+    return [
+        _Search(graph, plan, passes, limits=none, training=training).smallest()
+        for passes in PASSES[1:]
+    ]
 
 
 class TooLittleMemory(PlanError):
@@ -108,9 +122,12 @@ def _too_much(
     """``is_own``: whether devices have limits of their own."""
     plain, smallest, limit_bytes = whole.foot, least.foot, least.limit_bytes
     where = names[least.device] if names else f"device {least.device}"
+    states = ""
+    if smallest.states_bytes:
+        states = f"the optimiser's state {bytes_text(smallest.states_bytes)}, "
     parts = (
         f"weights and their gradients {bytes_text(smallest.weights_bytes)} + "
-        f"{bytes_text(smallest.weight_gradients_bytes)}, maps and their gradients "
+        f"{bytes_text(smallest.weight_gradients_bytes)}, {states}maps and their gradients "
         f"{bytes_text(smallest.maps_bytes + smallest.map_gradients_bytes)} at {smallest.where}"
     )
     more = "more devices" if plan.devices > 1 else "several devices"
@@ -133,6 +150,8 @@ class _Item:
     flops: int
     first: int
     last: int
+    live: bool
+    """Whether a gradient goes through it."""
     lasts: tuple[int, ...]
     """The last that reads it as it was made, and the last that reads it as it was sent on: where
     these are in other groups, each keeps its own."""
@@ -168,25 +187,28 @@ class _State:
 class _Search:
     """Group borders for one number of passes."""
 
-    def __init__(self, graph: Graph, plan: Plan, passes: int, limits: Sequence[int]) -> None:
-        self.graph, self.passes, self.limits = graph, passes, limits
+    def __init__(
+        self, graph: Graph, plan: Plan, passes: int, *, limits: Sequence[int], training: Training
+    ) -> None:
+        self.graph, self.passes, self.limits, self.training = graph, passes, limits, training
         heavy = [index for index, node in enumerate(graph.nodes) if is_heavy(node, graph)]
         self.each = with_borders(graph, plan, heavy, passes)
-        most = tightest(graph, self.each, limits)
+        most = self._tightest(self.each)
         self.base = most.foot
-        self.items = _items(lower(graph, self.each), most.device)
+        program = lower(graph, self.each)
+        self.items = _items(program, most.device, training.live(program))
         self.flows = _flows(self.items)
         self._runs: dict[tuple[int, int], _Run] = {}
 
     def within(self) -> Plan | None:
         """A plan that fits, by the search and by the walk."""
-        budget = tightest(self.graph, self.each, self.limits).limit_bytes
+        budget = self._tightest(self.each).limit_bytes
         for _ in range(ATTEMPTS):
             ends = self._borders(self._room(budget))
             if ends is None:
                 return None
             plan = self._plan(ends)
-            excess = tightest(self.graph, plan, self.limits).missing_bytes
+            excess = self._tightest(plan).missing_bytes
             if excess <= 0:
                 return plan
             budget -= excess
@@ -203,6 +225,9 @@ class _Search:
             ends = found or ends
         return self._plan(ends)
 
+    def _tightest(self, plan: Plan) -> Tightest:
+        return tightest(self.graph, plan, self.limits, training=self.training)
+
     def _plan(self, ends: Sequence[str]) -> Plan:
         nodes = [self.graph.producer[end] for end in ends]
         return with_borders(self.graph, self.each, nodes, self.passes)
@@ -211,7 +236,8 @@ class _Search:
         """What is left for arrays and their gradients."""
         base = self.base
         lasting_bytes = base.weights_bytes + base.weight_gradients_bytes
-        left = budget - base.library_bytes - (1 + WEIGHTS_WASTE) * lasting_bytes
+        fixed_bytes = base.library_bytes + base.states_bytes
+        left = budget - fixed_bytes - (1 + WEIGHTS_WASTE) * lasting_bytes
         return int(left / (1 + WASTE)) - base.working_bytes
 
     def _borders(self, room: int) -> list[str] | None:
@@ -237,12 +263,15 @@ class _Search:
         """What a group from one item to another keeps, repeats and needs."""
         if (start, end) not in self._runs:
             inside = self.items[start : end + 1]
+            # What lies behind the last that gradients reach is made once: layers that are frozen.
+            reached = max((place for place, item in enumerate(inside, 1) if item.live), default=0)
+            again = inside[:reached]
             self._runs[start, end] = _Run(
                 kept=sum(item.size for item in inside for last in item.lasts if last > end),
-                repeated=sum(item.flops for item in inside if 0 <= item.last <= end),
-                least=sum(item.size for item in inside[:-1] if item.last >= 0),
+                repeated=sum(item.flops for item in again if 0 <= item.last <= end),
+                least=sum(item.size for item in again[: end - start] if item.last >= 0),
                 alive=max(
-                    self.flows[now] + sum(item.size for item in inside if 0 <= item.first <= now)
+                    self.flows[now] + sum(item.size for item in again if 0 <= item.first <= now)
                     for now in range(start, end + 1)
                 ),
             )
@@ -258,7 +287,7 @@ def _unbeaten(states: Sequence[_State]) -> list[_State]:
     return found
 
 
-def _items(program: Program, device: int) -> list[_Item]:
+def _items(program: Program, device: int, live: Set[str]) -> list[_Item]:
     """The arrays that passes make on one device, in order."""
     readers: dict[str, tuple[list[int], list[int]]] = {}
     origin: dict[str, str] = {}
@@ -294,6 +323,7 @@ def _items(program: Program, device: int) -> list[_Item]:
                     flops=int(share * sum(_work(program, index) for index in step.nodes)),
                     first=min(again, default=-1),
                     last=max(again, default=-1),
+                    live=step.target in live,
                     lasts=tuple(map(max, kinds)),
                 )
             )
@@ -309,6 +339,7 @@ def _work(program: Program, index: int) -> int:
 def _flows(items: Sequence[_Item]) -> list[int]:
     """The bytes of gradients that are alive while the backward pass is at each item."""
     return [
-        items[now].size + sum(item.size for item in items[:now] if item.last >= now)
+        sum(item.size for item in items[:now] if item.live and item.last >= now)
+        + (items[now].size if items[now].live else 0)
         for now in range(len(items))
     ]

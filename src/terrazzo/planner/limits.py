@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from terrazzo.errors import PlanError
-from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import PASSES, fit, smallest_plan
 from terrazzo.planner.improve import joined
 from terrazzo.records import Group, Layout, Plan
-from terrazzo.schedule import lower
 
 if TYPE_CHECKING:
     from terrazzo.planner.search import Bench, Tried
@@ -79,7 +77,11 @@ def smallest(bench: Bench, tried: Sequence[Tried]) -> list[Tried]:
     """The plans with passes that need least, of those not much slower than the fastest."""
     most_s = SLOWER * min(t.prediction.step_s for t in tried)
     starts = dict.fromkeys((*sorted(tried, key=_seconds)[:FITTED], *sorted(tried, key=_bytes)[:2]))
-    plans = {plan: _name(one) for one in starts for plan in smallest_plan(bench.graph, one.plan)}
+    plans = {
+        plan: _name(one)
+        for one in starts
+        for plan in smallest_plan(bench.graph, one.plan, training=bench.prices.training)
+    }
     passed = [bench.try_(name, plan) for plan, name in plans.items()]
     unlike = {(_bytes(t), _seconds(t)): t for t in passed}
     found = [t for t in tried if _seconds(t) <= most_s]
@@ -99,11 +101,9 @@ def _bytes(tried: Tried) -> int:
 
 
 def _fitted(bench: Bench, one: Tried, limits: Sequence[int]) -> Tried:
-    """The plan with passes, so that it fits together with the optimiser's state."""
-    plain = predict(lower(bench.graph, one.plan), bench.prices, optimizer="sgd").memory_bytes
-    states = map(int.__sub__, one.prediction.memory_bytes, plain)
-    rooms = [limit - state for limit, state in zip(limits, states, strict=True)]
-    plan = fit(bench.graph, one.plan, rooms, names=bench.prices.names)
+    """The plan with passes, so that it fits."""
+    prices = bench.prices
+    plan = fit(bench.graph, one.plan, limits, names=prices.names, training=prices.training)
     return bench.try_(f"{one.name}, with passes", plan)
 
 

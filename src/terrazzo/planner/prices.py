@@ -20,13 +20,12 @@ from terrazzo.planner.workload import of_local, of_node
 from terrazzo.records import Graph, Node
 from terrazzo.records.profile import DeviceProfile, Network, Profile
 from terrazzo.schedule.sums import HUB_FROM, SMALL_BYTES, small_sum_messages
+from terrazzo.schedule.training import EVERYTHING, Training
 
 ALIKE = 0.1
 """Devices whose speeds differ by less count as equal when shares are given out."""
 NOTE_BYTES = 128
 """A note by which devices agree, before and after a backward pass and before a forward pass."""
-STATES = {"sgd": 0, "momentum": 1, "adam": 2}
-"""Tensors as large as the weights that an optimiser keeps."""
 
 NOTHING = Seconds(0.0, 0.0, 0.0)
 
@@ -35,11 +34,19 @@ class Prices:
     """Costs on all devices; ``classes`` takes devices that are nearly alike as equal.
 
     ``delivered`` is what an element of the input takes on its way from the device that reads: 1 for
-    pictures as uint8, 0 where every device has its input already.
+    pictures as uint8, 0 where every device has its input already. ``training`` is what a step
+    trains.
     """
 
-    def __init__(self, profile: Profile, *, classes: bool = False, delivered: int = 0) -> None:
-        self.profile, self.delivered = profile, delivered
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        classes: bool = False,
+        delivered: int = 0,
+        training: Training = EVERYTHING,
+    ) -> None:
+        self.profile, self.delivered, self.training = profile, delivered, training
         profile = levelled(profile)
         self.devices = len(profile.devices)
         self.names = tuple(device.name for device in profile.devices)
@@ -80,6 +87,10 @@ class Prices:
 
     def fresh_s(self, count_bytes: float, device: int) -> float:
         return self.rates[device].fresh_s(count_bytes)
+
+    def update_s(self, elements: float, device: int) -> float:
+        """The optimiser's step over so many weights."""
+        return self.rates[device].update_s(elements, self.training.optimizer)
 
     # ---- links ---------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from terrazzo.records import Graph, Group, Layout, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import count_text
 from terrazzo.schedule import lower
+from terrazzo.schedule.training import EVERYTHING, Training
 
 FELT = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Parts of the sums of weight gradients that a search takes as felt."""
@@ -80,7 +81,6 @@ class Bench:
 
     graph: Graph
     prices: Prices
-    optimizer: str = "sgd"
     memory: bool = False
     """Whether memory is counted too, which takes as long as all the rest."""
     seen: dict[tuple[Group, ...], Tried] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Bench:
         groups = tuple(plan.groups)
         if groups not in self.seen:
             program = lower(self.graph, plan)
-            found = predict(program, self.prices, optimizer=self.optimizer, memory=self.memory)
+            found = predict(program, self.prices, memory=self.memory)
             self.seen[groups] = Tried(name, plan, found)
         return self.seen[groups]
 
@@ -100,20 +100,21 @@ def search(
     *,
     memory_bytes: int | Sequence[int] | None = None,
     objective: str = TIME,
-    optimizer: str = "sgd",
     delivered: int = 0,
+    training: Training = EVERYTHING,
     layout: Layout | None = None,
 ) -> Found:
     """The plan with the least predicted time (or memory) for all devices of a profile.
 
     ``memory_bytes`` is the limit of each device, or one for all. The plan with the least memory
-    takes at most half as long again as the fastest. ``delivered`` is as in ``Prices``. With a
-    ``layout``, only the borders of groups are looked for.
+    takes at most half as long again as the fastest. ``delivered`` and ``training`` are as in
+    ``Prices``. With a ``layout``, only the borders of groups are looked for.
     """
     if not graph.nodes:
         raise PlanError("the model has no operators: there is nothing to plan")
     counted = memory_bytes is not None or objective == MEMORY
-    bench = Bench(graph, Prices(profile, delivered=delivered), optimizer, counted)
+    prices = Prices(profile, delivered=delivered, training=training)
+    bench = Bench(graph, prices, counted)
     devices, speed = len(profile.devices), speeds(profile)
     if devices == 1:
         whole = Layout.tiles(1, 1) if _pictures(graph) else Layout()
@@ -121,7 +122,7 @@ def search(
     else:
         layouts = candidates(graph, speed) if layout is None else [layout]
         plans = _everywhere(graph, devices, layout) if layout else _uniform(graph, speed, layouts)
-        plans |= _searched(graph, profile, layouts)
+        plans |= _searched(graph, Prices(profile, classes=True, training=training), layouts)
     tried = list({t.plan: t for t in (bench.try_(n, tidy(p)) for n, p in plans.items())}.values())
     limits = spread_limit(memory_bytes, devices)
     fits = limited(bench, tried, limits)
@@ -182,7 +183,7 @@ def _surely_faster(best: Tried, kept: Sequence[Tried]) -> Tried:
 def _with_memory(bench: Bench, best: Tried) -> Prediction:
     if best.prediction.memory_bytes:
         return best.prediction
-    return predict(lower(bench.graph, best.plan), bench.prices, optimizer=bench.optimizer)
+    return predict(lower(bench.graph, best.plan), bench.prices)
 
 
 def _order(objective: str) -> Callable[[Tried], tuple[float, float]]:
@@ -230,10 +231,10 @@ def _uniform(graph: Graph, speed: Sequence[float], layouts: Sequence[Layout]) ->
     return found
 
 
-def _searched(graph: Graph, profile: Profile, layouts: Sequence[Layout]) -> dict[str, Plan]:
+def _searched(graph: Graph, prices: Prices, layouts: Sequence[Layout]) -> dict[str, Plan]:
     if not _pictures(graph):
         return {}
-    walk = Walk(graph, Prices(profile, classes=True), layouts)
+    walk = Walk(graph, prices, layouts)
     found: dict[str, Plan] = {}
     for felt in FELT:
         plan = walk.plan(felt)

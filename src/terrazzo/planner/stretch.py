@@ -6,7 +6,7 @@ list of boxes, and what bringing them costs is up to the layout before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -75,7 +75,8 @@ class Ground:
         self.letters: dict[str, Letters] = {}
         self.roles: dict[str, list[Placement]] = {}
         self.adds: dict[str, set[int]] = {}
-        self.carries = _carriers(self.graph)
+        self.trained = prices.training.weights(graph)
+        self.carries = _carriers(self.graph, self.trained)
         self._tiles: dict[tuple[str, Layout], Boxes] = {}
         self._locals: dict[tuple[int, Box], Local] = {}
         net = prices.network
@@ -254,7 +255,7 @@ class _Priced:
 
     def _node(self, index: int) -> None:
         node, role = self.graph.nodes[index], self.run.placed[index].role
-        by_weight = any(self.graph.values[n].kind == "parameter" for n in node.refs)
+        by_weight = any(n in self.ground.trained for n in node.refs)
         by_input = any(n in self.ground.carries for n in node.refs)
         if role == WHOLE:
             self.wholes += [n for n in node.refs if n in self.run.spread]
@@ -338,10 +339,10 @@ class _Priced:
     # ---- weights -------------------------------------------------------------------------
 
     def _weigh(self, index: int, locals_: Sequence[Local | None] | None) -> None:
-        """Notes which box of each weight every device uses; None: whole."""
+        """Notes which box of each trained weight every device uses; None: whole."""
         for position, name in enumerate(self.graph.nodes[index].refs):
             value = self.graph.values[name]
-            if value.kind != "parameter" or not value.is_floating:
+            if name not in self.ground.trained:
                 continue
             used: Boxes | None = None
             if locals_ is not None:
@@ -383,17 +384,17 @@ class _Priced:
 
     def _update(self, stolen: list[float], circle: Sequence[int], elements: int) -> None:
         for device in circle:
-            stolen[device] += self.prices.rates[device].update_s(elements)
+            stolen[device] += self.prices.update_s(elements, device)
 
 
-def _carriers(graph: Graph) -> frozenset[str]:
+def _carriers(graph: Graph, trained: Set[str]) -> frozenset[str]:
     """Values made with trained weights: a gradient goes through them."""
     found: set[str] = set()
     for node in graph.nodes:
         if not node.gradient or node.op in STOPS:
             continue
         for name in node.refs:
-            if name in found or graph.values[name].kind == "parameter":
+            if name in found or name in trained:
                 found |= {out for out in node.outputs if out}
                 break
     return frozenset(found)

@@ -78,10 +78,10 @@ def thrifty(
     search: Search,
     objective: str = ENERGY,
     budget_w: float | None = None,
-    delivered: int = 0,
+    prices: Callable[[Profile], Prices] = Prices,
 ) -> tuple[Thrifty, tuple[Thrifty, ...]]:
     """The best choice, and the best for every other set of devices, the fastest first."""
-    bench = _Bench(graph, search, objective, budget_w, delivered)
+    bench = _Bench(graph, search, objective, budget_w, prices)
     found = [
         choice
         for places in subsets(profile, powers)
@@ -133,7 +133,7 @@ class _Bench:
     search: Search
     objective: str
     budget_w: float | None
-    delivered: int
+    prices: Callable[[Profile], Prices]
 
     def value(self, choice: Thrifty) -> float:
         return choice.step_s if self.objective == TIME else choice.step_j
@@ -208,8 +208,7 @@ class _Bench:
                 if modes == best.modes or not self.fits(modes):
                     continue
                 slower = slowed(profile, [mode.slowness for mode in modes])
-                prices = Prices(slower, delivered=self.delivered)
-                found = predict(program, prices, memory=False)
+                found = predict(program, self.prices(slower), memory=False)
                 tried = Tried(choice.tried.name, choice.tried.plan, found)
                 trial = self._made(choice.places, modes, slower, tried)
                 if self.value(trial) < (1 - WORTH) * self.value(best):

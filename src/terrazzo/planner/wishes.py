@@ -9,12 +9,14 @@ from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, layout_of, plan_graph
 from terrazzo.planner.fitting import fit
 from terrazzo.planner.limits import spread_limit, within
+from terrazzo.planner.prices import Prices
 from terrazzo.planner.rivals import rivals
 from terrazzo.planner.search import MEMORY, TIME, Found, Tried, search
 from terrazzo.records import Graph, Layout, Plan
 from terrazzo.records.machine import SMALL_BYTES
 from terrazzo.records.profile import Profile
 from terrazzo.records.units import parse_bytes
+from terrazzo.schedule.training import EVERYTHING, Training
 
 DELIVERY = {"uint8": 1, "float32": 4, "none": 0}
 """How the input travels from the device that reads it, and the bytes of an element of it."""
@@ -40,6 +42,8 @@ class Wishes:
     profile: Profile | None = None
     delivered: int = 0
     """Bytes of an element of the input on its way from the device that reads; 0: it is not sent."""
+    training: Training = EVERYTHING
+    """What is known of a step, and no wish: which layers are frozen, and the optimiser."""
 
     def __post_init__(self) -> None:
         if self.passes < 0:
@@ -75,7 +79,7 @@ class Wishes:
             graph, devices, layout=self.layout, groups=self.groups, passes=self.passes
         )
         limits = spread_limit(self.memory_bytes, devices)
-        return plan if limits is None else fit(graph, plan, limits)
+        return plan if limits is None else fit(graph, plan, limits, training=self.training)
 
     def search(self, graph: Graph, devices: int) -> Found:
         """The best plan by the profile, and what else was looked at."""
@@ -98,12 +102,16 @@ class Wishes:
         """Plans that are worth a try beside the one that was found; for the least memory, none."""
         if self.objective != TIME or found.misfit or found.best.plan.devices == 1:
             return ()
-        return rivals(graph, found, self.limits_bytes())
+        return rivals(graph, found, self.limits_bytes(), training=self.training)
 
     def boundless(self, graph: Graph) -> Found:
         """The same if devices had all the memory they want."""
         assert self.profile is not None
         return replace(self, memory=None)._search(graph, self.profile, None)
+
+    def prices(self, profile: Profile) -> Prices:
+        """What such a step costs on the devices of a profile."""
+        return Prices(profile, delivered=self.delivered, training=self.training)
 
     def limits_bytes(self) -> tuple[int, ...] | None:
         """What a step may take on each device: what was said, or what the profile tells."""
@@ -121,6 +129,7 @@ class Wishes:
             memory_bytes=memory_bytes,
             objective=self.objective,
             delivered=self.delivered,
+            training=self.training,
             layout=None if self.layout == "auto" else given,
         )
 

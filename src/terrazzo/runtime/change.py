@@ -16,6 +16,7 @@ from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import Export
 from terrazzo.records import Plan
 from terrazzo.records.graph import fingerprint
+from terrazzo.records.units import count_text
 from terrazzo.runtime.agreement import NOTHING, PACE, PLAN, Note, compare
 from terrazzo.runtime.recovery import together
 from terrazzo.runtime.trial import Trial
@@ -120,6 +121,22 @@ def tell_pace(net: Net) -> None:
     if pace.is_planned:
         help_ += ", or call net.keep_pace(optimizer) after every step to plan anew"
     say(net, f"{pace.words(net.links.called)}: {help_}")
+
+
+def tell_outgrown(net: Net, trained: list[bool]) -> None:
+    """One line where layers are trained that were frozen when the plan was made."""
+    if trained == net._trained:
+        return
+    net.__dict__["_trained"] = trained
+    count = net._plans.outgrown()
+    if count:
+        say(
+            net,
+            f"{count_text(count, 'parameter')} {'is' if count == 1 else 'are'} trained that the "
+            "plan takes for frozen: numbers are right by any plan, time and memory of a step are "
+            "more than planned. net.change_plan(tz.plan(net, (x,)), optimizer), with what "
+            "tz.parallelize was told, plans for them too",
+        )
 
 
 def say(net: Net, words: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from terrazzo.errors import NotANumber, UsageError
-from terrazzo.runtime.allocator import Room, heap, keep_memory
+from terrazzo.runtime.allocator import Heap, Room, heap, keep_memory
 from terrazzo.runtime.dtypes import infer_dtypes
 from terrazzo.runtime.gradients import Buckets
 from terrazzo.runtime.links import Links
@@ -45,6 +45,7 @@ from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.sums import Circle, summed_bytes
+from terrazzo.schedule.training import Training
 
 UNRECORDED = contextlib.nullcontext()
 
@@ -69,8 +70,11 @@ class Machine:
             for step, names in zip(self.steps, self._drops, strict=True)
         ]
         """What is to be dropped after each step on the way forward that it has not taken out."""
-        self._room = _room(program, links.device)
-        if self._room is None and program.devices > 1:
+        self._heap = heap() if any(group.passes for group in program.plan.groups) else None
+        self._rooms: dict[frozenset[str], Room] = {}
+        if self._heap is not None:
+            self._heap.be_tidy()
+        elif program.devices > 1:
             keep_memory()
 
     def _ready(self, index: int, step: Step) -> DeviceStep:
@@ -114,6 +118,19 @@ class Machine:
             self._live[key] = reached(self.program, carriers, outputs)
         return self._live[key]
 
+    def _room(self, own: Heap, carriers: frozenset[str]) -> Room:
+        """Plans with passes are made for little memory: their steps keep to what they need.
+
+        That is less where layers are frozen. What an optimiser keeps is there when a step begins.
+        """
+        if carriers not in self._rooms:
+            values = self.program.graph.values.values()
+            weights = [value for value in values if value.kind == "parameter"]
+            frozen = frozenset(w.target for w in weights if carriers and w.name not in carriers)
+            foot = footprint(self.program, self.links.device, training=Training(frozen=frozen))
+            self._rooms[carriers] = Room(own, foot.used_bytes - foot.weights_bytes)
+        return self._rooms[carriers]
+
     def dtypes(self, device: torch.device) -> Mapping[str, torch.dtype]:
         """The dtype of every value in the running context: autocast is not in the graph."""
         kind = device.type
@@ -143,8 +160,8 @@ class Machine:
         """All steps in order; gives the values the caller asked for, by name."""
         run.held.update(leaves)
         lean = bool(run.carriers)
-        if self._room is not None and run.torch_device.type == "cpu":
-            run.room = self._room.begin()
+        if self._heap is not None and run.torch_device.type == "cpu":
+            run.room = self._room(self._heap, run.carriers).begin()
         held, timed = run.held, self.links.recorder is not None
         drops = self._rest if lean else self._lives.last_drops
         for step, label, names in zip(self.steps, self._labels, drops, strict=True):
@@ -237,15 +254,6 @@ class Machine:
                     'learning rate or look at the data; nan="allow" lets it pass as PyTorch does.'
                 )
         return NotANumber("the model gave NaN once and not again when asked: look at its memory")
-
-
-def _room(program: Program, device: int) -> Room | None:
-    """Plans with passes are made for little memory: their steps keep to what they need."""
-    own = heap()
-    if own is None or not any(group.passes for group in program.plan.groups):
-        return None
-    foot = footprint(program, device)
-    return Room(own, foot.used_bytes - foot.weights_bytes)
 
 
 def _has_nan(tensor: Tensor | None) -> bool:

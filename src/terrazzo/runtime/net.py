@@ -29,7 +29,7 @@ from terrazzo.runtime.agreement import FORWARD, NOTHING, Note, compare, digest
 from terrazzo.runtime.alignment import align_weights
 from terrazzo.runtime.allocator import trim
 from terrazzo.runtime.call import Ready
-from terrazzo.runtime.change import change_plan, keep_pace, tell_pace
+from terrazzo.runtime.change import change_plan, keep_pace, tell_outgrown, tell_pace
 from terrazzo.runtime.cut import Home
 from terrazzo.runtime.inventory import Inventory
 from terrazzo.runtime.links import Links, in_words
@@ -64,7 +64,7 @@ class Net(nn.Module):
             _model=model, _links=links, _plans=plans, _ready={}, _exports={}, _nan=nan,
             _align_every=align_every, _example=(), _weights=Weights(model, links),
             _begun=weakref.WeakSet(), _known=None, _lean=lean, _pace=Pace(), _regrouped=False,
-            _planned_for=links.devices, _trial=None,
+            _planned_for=links.devices, _trial=None, _trained=[],
         )  # fmt: skip
         if links.recovery is not None:
             links.recovery.followers.add(self)
@@ -376,14 +376,14 @@ class Net(nn.Module):
 
     def _open(self, leaves: Sequence[Any], key: tuple[object, ...]) -> None:
         """Before any work: all devices confirm that they make the same call."""
-        links = self._links
+        links, trained = self._links, self._known.trained
+        tell_outgrown(self, trained)
         if links.devices == 1:
             return
         due = self._align_every and self.training and self.calls % self._align_every == 0
         if (due or self._regrouped) and self._weights.homes is not None:
             self.realigned += align_weights(self._model, links, self._weights.kept or {})
             self.__dict__["_regrouped"] = False
-        trained = self._known.trained
         followed = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         context = (torch.is_grad_enabled(), autocast(leaves), self.seed)
         subject = fingerprint(key, trained, followed, context)

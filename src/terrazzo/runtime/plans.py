@@ -23,6 +23,9 @@ class Plans(Protocol):
     def follow(self, kept: Sequence[int | None]) -> None:
         """Plans anew for other devices: the numbers before of those that are left."""
 
+    def outgrown(self) -> int:
+        """How many parameters are trained that were frozen when the plan was made; told once."""
+
     @property
     def rivals(self) -> Sequence[Plan]:
         """The plan that is and those that promise about as much, as long as nobody has chosen among

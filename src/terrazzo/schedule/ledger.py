@@ -26,7 +26,7 @@ that is made for each shape they meet, so each operator of the net adds to it.""
 class Footprint:
     """The most that a training step takes on one device, and what it is made of at that moment.
 
-    Without the process itself, the optimiser's state and what a loss outside of the net needs.
+    Without the process itself, and what a loss outside of the net needs.
     """
 
     weights_bytes: int = 0
@@ -45,6 +45,8 @@ class Footprint:
     largest_weight_bytes: int = 0
     """Of convolutions, which copy theirs."""
     strips_bytes: int = 0
+    states_bytes: int = 0
+    """What the optimiser keeps of the trained weights, from its first step on."""
 
     @property
     def used_bytes(self) -> int:
@@ -54,6 +56,7 @@ class Footprint:
             + self.maps_bytes
             + self.map_gradients_bytes
             + self.working_bytes
+            + self.states_bytes
         )
 
     @property
@@ -63,7 +66,8 @@ class Footprint:
             holes_bytes = self.map_holes_bytes + int(WEIGHT_HOLES * self.largest_weight_bytes)
             return self.used_bytes + holes_bytes + self.library_bytes
         lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
-        idle_bytes = WASTE * (self.used_bytes - lasting_bytes) + WEIGHTS_WASTE * lasting_bytes
+        moving_bytes = self.used_bytes - self.states_bytes - lasting_bytes
+        idle_bytes = WASTE * moving_bytes + WEIGHTS_WASTE * lasting_bytes
         return self.used_bytes + int(idle_bytes) + self.library_bytes
 
     @property

@@ -15,7 +15,6 @@ from terrazzo.geometry import Box
 from terrazzo.graph.rules.rule import Read
 from terrazzo.records import Graph, Ref, Value
 from terrazzo.records.graph import BYTES
-from terrazzo.schedule.gradient import differentiable, reached
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.ledger import (
     HEAP_BYTES,
@@ -38,6 +37,7 @@ from terrazzo.schedule.program import (
 )
 from terrazzo.schedule.saving import CONVOLUTIONS, Late, Operation, Piece, Tensor
 from terrazzo.schedule.sums import Circle, Waiting, summed_bytes
+from terrazzo.schedule.training import EVERYTHING, Training
 
 LATE = "aten.conv2d.default"
 """The operator whose gradient by weight waits for a message, where there are several devices."""
@@ -45,23 +45,20 @@ FEW = 8
 """Channels of which windows take next to nothing."""
 
 
-def footprint(program: Program, device: int) -> Footprint:
-    """The peak of one training step with all weights trained."""
-    return _Walk(program, device).peak()
+def footprint(program: Program, device: int, *, training: Training = EVERYTHING) -> Footprint:
+    """The peak of one training step."""
+    return _Walk(program, device, training).peak()
 
 
 class _Walk:
     """One step on one device."""
 
-    def __init__(self, program: Program, device: int) -> None:
+    def __init__(self, program: Program, device: int, training: Training) -> None:
         self.program, self.device = program, device
         graph = program.graph
         weights = [v for v in graph.values.values() if v.kind == "parameter"]
-        carriers = differentiable(
-            program, {v.name for v in weights if v.is_floating} & set(program.arrays)
-        )
-        results = {program.outputs[ref.name] for ref in graph.outputs if isinstance(ref, Ref)}
-        self.live = reached(program, carriers, results)
+        trained = training.weights(graph)
+        self.live = training.live(program)
         self.lives = Lifetimes(program)
         sizes = [self._weight_bytes(v) for v in weights]
         rest = sum(v.bytes for v in graph.values.values() if v.kind in ("buffer", "constant"))
@@ -73,13 +70,15 @@ class _Walk:
             map_holes_bytes=_largest(maps, MAP_HOLES),
             largest_weight_bytes=_largest(map(self._weight_bytes, _kernels(graph, weights)), 1),
             strips_bytes=self._strips_bytes(maps, _windows(graph, weights)),
+            states_bytes=training.states
+            * sum(self._weight_bytes(v) for v in weights if v.name in trained),
         )
         self.ledger = Ledger(start)
         self.late = Late()
         self.waiting = Waiting(summed_bytes(program, self.live))
         self.held: set[str] = set()
         self.pieces: dict[int, Piece] = {}
-        self.results = results
+        self.results = {program.outputs[r.name] for r in graph.outputs if isinstance(r, Ref)}
 
     def peak(self) -> Footprint:
         steps = self.program.steps
