@@ -18,16 +18,14 @@ import random
 import time
 
 import torch
+from random_plan import random_plan
 from torch import Tensor, nn
 
 import terrazzo as tz
 from terrazzo.checking import compare_with_plain
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph.export import export
-from terrazzo.planner.borders import ends
-from terrazzo.planner.explicit import group_title
 from terrazzo.planner.layouts import candidates
-from terrazzo.records import Graph, Group, Plan
 
 TOLERANCE = 1e-9
 """Of float64; a wrong number is off by far more."""
@@ -73,7 +71,11 @@ def case(seed: int) -> str:
     except (RuntimeError, ValueError) as error:
         return f"plain PyTorch: {error}"[:160]
     try:
-        plan = random_plan(export(model, (x,)).graph, devices, draw)
+        graph = export(model, (x,)).graph
+        layouts = candidates(graph, [draw.choice((1.0, 1.0, 2.0)) for _ in range(devices)])
+        plan = random_plan(
+            graph, layouts, draw, devices=devices, borders=(0, 5), passes=(0, 0, 0, 2, 3)
+        )
         net = tz.parallelize(model, (x,), plan)
         for step in range(2):
             for one in (plain, net):
@@ -102,19 +104,6 @@ def freeze(model: nn.Module, draw: random.Random, *, norms: bool = True) -> None
     for layer in model.modules() if norms else ():
         if isinstance(layer, nn.BatchNorm2d) and draw.random() < 0.2:
             layer.eval()
-
-
-def random_plan(graph: Graph, devices: int, draw: random.Random) -> Plan:
-    layouts = candidates(graph, [draw.choice((1.0, 1.0, 2.0)) for _ in range(devices)])
-    places = ends(graph)
-    count = draw.randint(0, min(5, len(places) - 1))
-    found, begin = [], 0
-    for end in [*sorted(draw.sample(places[:-1], count)), places[-1]]:
-        title = group_title(graph, begin, end)
-        passes = draw.choice((0, 0, 0, 2, 3))
-        found.append(Group(graph.nodes[end].output, draw.choice(layouts), title, passes))
-        begin = end + 1
-    return Plan(graph.digest, devices, tuple(found))
 
 
 # ---- models --------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from random_plan import random_plan
 
 import terrazzo as tz
 from terrazzo.bench.cases import HALF_SIDES, Case
@@ -40,14 +41,13 @@ from terrazzo.graph.export import export
 from terrazzo.lab.hosts import LabHosts
 from terrazzo.lab.measuring import measure
 from terrazzo.planner import Wishes
-from terrazzo.planner.borders import ends
 from terrazzo.planner.cost import predict
-from terrazzo.planner.explicit import group_title, plan_graph
+from terrazzo.planner.explicit import plan_graph
 from terrazzo.planner.layouts import candidates
 from terrazzo.planner.limits import within
 from terrazzo.planner.prices import speeds
 from terrazzo.planner.wishes import rooms_bytes
-from terrazzo.records import Graph, Group, Layout, Plan
+from terrazzo.records import Graph, Plan
 from terrazzo.records.profile import Profile
 from terrazzo.runtime.part import Part
 from terrazzo.schedule import lower
@@ -170,18 +170,8 @@ def plans(graph: Graph, profile: Profile, seed: int) -> Iterator[tuple[str, Plan
             yield name, plan_graph(graph, devices, layout=layout, groups=groups)
     draw = random.Random(seed)
     for number in range(DRAWS):
-        yield f"random-{number + 1}", _random(graph, devices, layouts, draw)
-
-
-def _random(graph: Graph, devices: int, layouts: Sequence[Layout], draw: random.Random) -> Plan:
-    places = ends(graph)
-    chosen = sorted(draw.sample(places[:-1], draw.randint(2, min(8, len(places) - 1))))
-    groups, begin = [], 0
-    for end in [*chosen, places[-1]]:
-        title = group_title(graph, begin, end)
-        groups.append(Group(graph.nodes[end].output, draw.choice(layouts), title))
-        begin = end + 1
-    return Plan(graph.digest, devices, tuple(groups))
+        plan = random_plan(graph, layouts, draw, devices=devices, borders=(2, 8))
+        yield f"random-{number + 1}", plan
 
 
 # ---- training ------------------------------------------------------------------------------------
