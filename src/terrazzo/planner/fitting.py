@@ -95,8 +95,7 @@ def fit(
     if smallest.missing_bytes <= 0:
         return last
     least = min(plain, smallest, key=lambda found: found.missing_bytes)
-    told = _too_much(plan, plain, least, names, is_own=len(set(limits)) > 1)
-    raise TooLittleMemory(told, least.missing_bytes)
+    raise _too_much(plan, plain, least, names, is_own=len(set(limits)) > 1)
 
 
 def smallest_plan(graph: Graph, plan: Plan, *, training: Training = EVERYTHING) -> list[Plan]:
@@ -109,16 +108,17 @@ def smallest_plan(graph: Graph, plan: Plan, *, training: Training = EVERYTHING) 
 
 
 class TooLittleMemory(PlanError):
-    """No passes make a plan fit."""
+    """No passes make a plan fit. ``told`` is what is missing, without what to do about it, which
+    depends on whose limit it is: one that was given, or a device's own memory."""
 
-    def __init__(self, text: str, missing_bytes: int) -> None:
-        super().__init__(text)
-        self.missing_bytes = missing_bytes
+    def __init__(self, told: str, remedies: Sequence[str], missing_bytes: int) -> None:
+        super().__init__(f"{told} Try {', '.join(remedies[:-1])} or {remedies[-1]}.")
+        self.told, self.missing_bytes = told, missing_bytes
 
 
 def _too_much(
     plan: Plan, whole: Tightest, least: Tightest, names: Sequence[str], *, is_own: bool
-) -> str:
+) -> TooLittleMemory:
     """``is_own``: whether devices have limits of their own."""
     plain, smallest, limit_bytes = whole.foot, least.foot, least.limit_bytes
     where = names[least.device] if names else f"device {least.device}"
@@ -134,11 +134,11 @@ def _too_much(
     enough = f'memory="{ceil(smallest.total_bytes / MIB)}MiB"'
     if is_own:
         enough += f" for {where}"
-    return (
+    told = (
         f"a training step needs at least {bytes_text(smallest.total_bytes)} on {where}, limit "
-        f"{bytes_text(limit_bytes)} ({parts}; without passes {bytes_text(plain.total_bytes)}). "
-        f"Try {enough}, smaller inputs or {more}."
+        f"{bytes_text(limit_bytes)} ({parts}; without passes {bytes_text(plain.total_bytes)})."
     )
+    return TooLittleMemory(told, (enough, "smaller inputs", more), least.missing_bytes)
 
 
 @dataclass(frozen=True, slots=True)

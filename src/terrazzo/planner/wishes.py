@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.planner.explicit import Groups, layout_of, plan_graph
-from terrazzo.planner.fitting import fit
+from terrazzo.planner.fitting import TooLittleMemory, fit
 from terrazzo.planner.limits import spread_limit, within
 from terrazzo.planner.prices import Prices
 from terrazzo.planner.rivals import rivals
@@ -94,8 +94,10 @@ class Wishes:
         if self.memory is None and not within(found.best.prediction.memory_bytes, rooms):
             try:
                 return self._search(graph, self.profile, rooms)
-            except PlanError as error:  # the best plan stands, and is seen not to fit
-                return replace(found, misfit=str(error))
+            except TooLittleMemory as error:  # the best plan stands, and is seen not to fit
+                help_ = "That is what it has beside an idle process: take smaller inputs, another"
+                misfit = f"{error.told} {help_} device in its place, or more devices."
+                return replace(found, misfit=misfit)
         return found
 
     def rivals(self, graph: Graph, found: Found) -> tuple[Tried, ...]:
