@@ -158,8 +158,11 @@ def make(args: argparse.Namespace, hosts: Hosts) -> None:
 def plans(graph: Graph, profile: Profile, seed: int) -> Iterator[tuple[str, Plan]]:
     """The choice first; more random ones than are wanted, since not all fit."""
     devices, speed = len(profile.devices), speeds(profile)
-    found = Wishes(profile=profile).search(graph, devices)
+    wishes = Wishes(profile=profile)
+    found = wishes.search(graph, devices)
     yield FIRST, found.best.plan
+    for place, tried in enumerate(wishes.rivals(graph, found)):
+        yield f"rival-{place + 1}", tried.plan
     for place, tried in enumerate(found.rejected[:BEST]):
         yield f"next-{place + 1}", tried.plan
     layouts = candidates(graph, speed)
@@ -221,7 +224,7 @@ def _settled(net: Any, images: torch.Tensor, optimizer: Any, args: argparse.Name
         steps += 1
     _tell(device, CHANGING)
     names = json.loads((args.folder / "index.json").read_text())["plans"]
-    choice = next((n for n in names if _load(args.folder, n).groups == net.plan.groups), FIRST)
+    choice = next(name for name in names if _load(args.folder, name).groups == net.plan.groups)
     if device == 0:
         body = {"choice": choice, "steps": steps}
         (args.folder / "settled.json").write_text(json.dumps(body))

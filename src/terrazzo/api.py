@@ -19,7 +19,7 @@ from terrazzo.checking import compare_with_plain
 from terrazzo.errors import UsageError
 from terrazzo.feed.feed import feed
 from terrazzo.feed.rehearsal import Rehearsal
-from terrazzo.graph.export import export, frozen_in
+from terrazzo.graph.export import export, frozen_in, wants_inputs
 from terrazzo.measure.accelerator import can_measure, lies_on, title
 from terrazzo.measure.known import given_profile
 from terrazzo.optimizers import spare_compiler
@@ -172,7 +172,7 @@ def plan(
     delivered = delivered_bytes(delivery)
     wishes = Wishes(
         layout, groups, passes, memory, objective, delivered=delivered,
-        training=Training(optimizer, frozen_in(model)),
+        training=Training(optimizer, frozen_in(model), wants_inputs(model, example)),
     )  # fmt: skip
 
     def make() -> Plan:
@@ -185,7 +185,7 @@ def plan(
         asked = informed(wishes, known, graph=graph, devices=count, accelerators=accelerators)
         return asked.plan(graph, count)
 
-    if isinstance(model, Net) and model.links.devices > 1 and wishes.is_open and layout == "auto":
+    if isinstance(model, Net) and model.links.devices > 1 and wishes.is_open:
         links = model.links  # profiles are kept where device 0 is
         _, (made,) = together(links, lambda: shipped(links, lambda: (PLANNED, (make(),))))
         return made
@@ -235,7 +235,7 @@ def parallelize(
     delivered = delivered_bytes(delivery)
     wishes = Wishes(
         layout, groups, passes, memory, objective, delivered=delivered,
-        training=Training(optimizer),
+        training=Training(optimizer, inputs=wants_inputs(model, example)),
     )  # fmt: skip
     if plan is None:
         plan = _handed_over(links, wishes)

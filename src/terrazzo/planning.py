@@ -125,14 +125,15 @@ class Planner:
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
         self._rivals: tuple[Plan, ...] = ()
-        self._taken_for_frozen = frozenset[str]()
-        """When the plan was made, as long as nobody was told of another state."""
+        self._asleep: frozenset[str] | None = None
+        """What was frozen when the plan was made, and in every call since."""
 
     @property
     def wishes(self) -> Wishes:
-        """With what is frozen now: layers may be unfrozen between two plans."""
-        training = replace(self._wishes.training, frozen=self._frozen())
-        return replace(self._wishes, training=training)
+        """With what is frozen: not just now, layers may be so for a part of every step."""
+        if self._asleep is None:
+            self._asleep = self._frozen()
+        return replace(self._wishes, training=replace(self._wishes.training, frozen=self._asleep))
 
     def __call__(self, graph: Graph) -> Plan:
         """The plan of a graph, the same on all devices; what device 0 refuses, all refuse."""
@@ -157,9 +158,11 @@ class Planner:
             self._foresee(graph, plan)
         return plan
 
-    def adopt(self, graph: Graph, plan: Plan) -> None:
+    def adopt(self, graph: Graph, plan: Plan, *, by_script: bool = True) -> None:
         """From now on this plan, and for other graphs of the model one like it."""
-        self._first, self._rivals = (graph, plan), ()
+        self._first = (graph, plan)
+        if by_script:
+            self._rivals, self._asleep = (), self._frozen()
         self._foresee(graph, plan)
 
     def again(self, slowness: Sequence[float]) -> Plan | None:
@@ -220,12 +223,10 @@ class Planner:
 
         Of a plan that was not searched for, nobody expects that it knows.
         """
-        if not self.wishes.is_open or (self.profile is None and self.wishes.memory is None):
-            return 0
-        found = len(self._taken_for_frozen - self._frozen())
-        if found:
-            self._taken_for_frozen = frozenset()
-        return found
+        asleep = self.wishes.training.frozen
+        self._asleep = asleep & self._frozen()
+        is_planned = self.profile is not None or self.wishes.memory is not None
+        return len(asleep - self._asleep) if self.wishes.is_open and is_planned else 0
 
     # ---- plans ---------------------------------------------------------------------------
 
@@ -332,7 +333,6 @@ class Planner:
 
     def _foresee(self, graph: Graph, plan: Plan) -> None:
         """What device 0 predicts is known to all, so that all judge alike how a run goes."""
-        self._taken_for_frozen = self._frozen()
         links, data = self.links, None
         if links.device == 0:
             letter: dict[str, Any] = {"compute_s": None}

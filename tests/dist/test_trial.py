@@ -20,7 +20,7 @@ import terrazzo as tz
 from terrazzo.planner import plan_graph, wishes
 from terrazzo.planner.search import Found, Tried
 from terrazzo.records import Graph
-from terrazzo.runtime import contest
+from terrazzo.runtime import change, contest, trial
 from terrazzo.runtime.trial import Trial
 from terrazzo.runtime.turn import Turn
 
@@ -90,7 +90,7 @@ def tried(kind: type[torch.optim.Optimizer], options: dict[str, float]) -> dict[
         "plans": plans,
         "changed": changed,
         "said": said.getvalue(),
-        "rivals": len(net._plans.rivals),
+        "settled": net.is_settled,
         "cut": sorted(cut),
     }
 
@@ -104,7 +104,7 @@ def test_a_faster_plan_takes_the_place_of_the_first() -> None:
     assert "tried in" in one["said"] and "goes on" in one["said"]
     assert all(not other["said"] for other in others)  # one device speaks for all
     over = max(one["changed"])
-    assert over < STEPS - 3 and one["rivals"] == 0
+    assert over < STEPS - 3 and one["settled"]
     assert len(set(one["plans"][over:])) == 1, "the trial is over, and is not begun again"
 
 
@@ -123,6 +123,89 @@ def test_what_cannot_move_stays_where_it_is() -> None:
     one, *others = run_on(3, refused)
     assert one[0] and "no other plans are tried" in one[1]
     assert others == [(True, "")] * 2
+
+
+def unlike(how: str) -> tuple[bool, str, int]:
+    """Scripts whose steps are not what the example was: smaller inputs, an evaluation now and then,
+    a result that is kept."""
+    data, said = batches(45, SHAPE), io.StringIO()
+    example = data[0][0]
+    with contextlib.redirect_stderr(said), short_turns(), mock.patch.object(trial, "PATIENCE", 12):
+        net = tz.parallelize(model(), (example,), profile=profile(3))
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for step, (x, y) in enumerate(data):
+            if how == "evaluates" and step % 15 == 0:
+                with torch.no_grad():
+                    net(x)
+            x, y = (x[:3], y[:3]) if how == "smaller" else (x, y)
+            out = net(x)
+            torch.nn.functional.cross_entropy(out, y).backward()
+            kept = net(x) if how == "keeps" else None  # an open call whenever plans could change
+            optimizer.step()
+            optimizer.zero_grad()
+            net.keep_pace(optimizer)
+            del kept
+    return net.is_settled, said.getvalue(), len(net._plans.rivals)
+
+
+@pytest.mark.parametrize("how", ["smaller", "evaluates"])
+def test_steps_that_are_not_like_the_example_count(how: str) -> None:
+    one, *others = run_on(3, unlike, how, timeout_s=240)
+    assert one[0] and " plans tried in " in one[1], one
+    assert all(other[:2] == (True, "") for other in others)
+
+
+def test_a_trial_that_leads_nowhere_ends() -> None:
+    one, *others = run_on(3, unlike, "keeps", timeout_s=240)
+    assert one[0] and "no other plans are tried any more" in one[1]
+    assert all(other[:2] == (True, "") for other in others)
+
+
+def two_nets() -> list[tuple[int, bool]]:
+    """Which net tries plans at every step, and whether both have come to an end."""
+    data = batches(70, SHAPE)
+    with short_turns(("samples",)):
+        nets = [tz.parallelize(model(), (data[0][0],), profile=profile(3)) for _ in range(2)]
+        optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in nets]
+        seen: list[tuple[int, bool]] = []
+        for x, y in data:
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                torch.nn.functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                net.keep_pace(optimizer)
+            seen.append((nets[0].links.trying or 0, all(net.is_settled for net in nets)))
+    return seen
+
+
+def test_two_nets_try_one_after_the_other() -> None:
+    one, *others = run_on(3, two_nets, timeout_s=240)
+    assert all(other == one for other in others)
+    order = [number for number, _ in one if number]
+    first, second = order[0], order[-1]
+    assert first != second and order == sorted(order, key=[first, second].index)
+    assert one[-1] == (0, True)
+
+
+def anew() -> bool:
+    """Connections that are made anew between a step and its end lose nothing but a lap."""
+    data = batches(30, SHAPE)
+    with short_turns(WHOLE):
+        net = tz.parallelize(model(), (data[0][0],), profile=profile(3))
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+        def after(step: int) -> None:
+            if step == 4:
+                net.follow([0, 1, 2])
+            net.keep_pace(optimizer)
+
+        train(net, optimizer, data, after=after)
+    return net.is_settled
+
+
+def test_connections_are_made_anew_in_a_trial() -> None:
+    assert run_on(3, anew) == [True] * 3
 
 
 def alone() -> tuple[int, bool]:
@@ -170,7 +253,7 @@ def losing(device: int, method: str, at: int) -> dict[str, Any]:
         net = tz.parallelize(model(), (data[0][0],), profile=profile(3))
         optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
         if net.links.device == device:
-            strike(Trial, method, die, at=at)
+            strike(change if method == "_change" else Trial, method, die, at=at)
         train(net, optimizer, data, after=lambda step: net.keep_pace(optimizer))
     found = {name: tensor.numpy() for name, tensor in state(net).items()}
     return {
@@ -183,7 +266,8 @@ def losing(device: int, method: str, at: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("device", "method", "at"), [(1, "begin", 5), (0, "lap", 4), (2, "heard", 7)]
+    ("device", "method", "at"),
+    [(1, "begin", 5), (0, "lap", 4), (2, "heard", 7), (0, "words", 1), (0, "_change", 3)],
 )
 def test_a_device_is_lost_while_plans_are_tried(device: int, method: str, at: int) -> None:
     """Before it has told what is next, before it has begun with that, and behind."""

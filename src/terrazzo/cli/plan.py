@@ -135,11 +135,11 @@ def plan(options: argparse.Namespace) -> int:
     devices, figures, watts = _cluster(options)
     objective = TIME if options.objective == ENERGY else options.objective
     model = ModelReference.parse(options.model).build().train(not options.eval)
-    graph, frozen = exported(model, [TensorSpec.parse(text) for text in options.input])
+    graph, trained = exported(model, [TensorSpec.parse(text) for text in options.input])
     wishes = Wishes(
         options.layout, options.groups, options.passes, options.memory, objective,
         delivered=DELIVERY[options.delivery],
-        training=Training(options.optimizer, frozen),
+        training=replace(trained, optimizer=options.optimizer),
     )  # fmt: skip
     profile = _profile(options, graph, devices, figures)
     screen = Screen()
@@ -251,17 +251,18 @@ def _forecast(graph: Graph, wishes: Wishes, screen: Screen) -> Plan:
     return chosen
 
 
-def exported(model: nn.Module, inputs: list[TensorSpec]) -> tuple[Graph, frozenset[str]]:
-    """The graph of a model, and its parameters that are frozen."""
+def exported(model: nn.Module, inputs: list[TensorSpec]) -> tuple[Graph, Training]:
+    """The graph of a model, and what of it is trained."""
     import torch  # takes a while: not for --help
 
-    from terrazzo.graph.export import export, frozen_in
+    from terrazzo.graph.export import export, frozen_in, wants_inputs
 
     generator = torch.Generator()
     drawn = [spec.draw(generator) for spec in inputs]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in drawn)
-    return export(model, cast).graph, frozen_in(model)
+    trained = Training(frozen=frozen_in(model), inputs=wants_inputs(model, cast))
+    return export(model, cast).graph, trained
 
 
 def show(graph: Graph, plan: Plan, wishes: Wishes, screen: Screen) -> None:

@@ -313,6 +313,14 @@ def frozen_in(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in named if not parameter.requires_grad)
 
 
+def wants_inputs(model: nn.Module, example: Sequence[Any]) -> bool:
+    """Whether gradients of inputs are asked for: one of the example says so, or nothing is trained,
+    and what else would a step be for."""
+    leaves = pytree.tree_leaves(tuple(example))
+    asked = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    return asked or not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def _layer(node: FxNode) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""

@@ -196,7 +196,7 @@ class _Rows:
             return plan_graph(graph, count, layout="whole", groups="one")
         return plan_graph(graph, count, layout=f"tiles:{count}x1", groups="each")
 
-    def adopt(self, graph: Graph, plan: Plan) -> None:
+    def adopt(self, graph: Graph, plan: Plan, *, by_script: bool = True) -> None:
         """It stays as it is."""
 
     def again(self, slowness: Sequence[float]) -> Plan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from terrazzo.planner.limits import within
 from terrazzo.planner.search import Found, Tried
@@ -30,27 +31,40 @@ def rivals(
     """The plans that are worth a try beside the best, most promising first.
 
     ``rooms`` is what a step may take on each device. A rival is only tried, so it must not be what
-    a device breaks down under.
+    a device breaks down under, nor ask more of a script than the best does: with cut weights, some
+    things are to be done by all devices, and a lost one takes parts along.
     """
-    best = found.best
-    bound_s = (1 + NEAR) * best.prediction.step_s
+    bound_s = (1 + NEAR) * found.best.prediction.step_s
     near = [one for one in found.rejected if one.prediction.step_s <= bound_s]
-    needs = _needs(graph, best, training)
-    bounds = rooms and [
-        int(max(MORE * need, ROOMY * room)) for need, room in zip(needs, rooms, strict=True)
-    ]
+    if not near:
+        return ()
+    best = _Look.at(graph, found.best, training)
+    bounds = [int(MORE * need) for need in best.needs]
+    if rooms is not None:
+        pairs = zip(bounds, rooms, strict=True)
+        bounds = [min(room, max(bound, int(ROOMY * room))) for bound, room in pairs]
     chosen: list[Tried] = []
     for one in near:
+        look = _Look.at(graph, one, training)
+        if within(look.needs, bounds) and (best.cuts_weights or not look.cuts_weights):
+            chosen.append(one)
         if len(chosen) == MOST:
             break
-        if bounds is None or within(_needs(graph, one, training), bounds):
-            chosen.append(one)
     return tuple(chosen)
 
 
-def _needs(graph: Graph, one: Tried, training: Training) -> Sequence[int]:
-    program = lower(graph, one.plan)
-    return one.prediction.memory_bytes or [
-        footprint(program, device, training=training).total_bytes
-        for device in range(one.plan.devices)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What matters of a plan besides its time."""
+
+    needs: Sequence[int]
+    cuts_weights: bool
+
+    @classmethod
+    def at(cls, graph: Graph, one: Tried, training: Training) -> _Look:
+        program = lower(graph, one.plan)
+        needs = one.prediction.memory_bytes or [
+            footprint(program, device, training=training).total_bytes
+            for device in range(one.plan.devices)
+        ]
+        return cls(needs, bool(program.homes))

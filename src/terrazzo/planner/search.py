@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -48,8 +49,9 @@ SURE = 0.9
 """Of the time of all on every device: what a plan must promise that spreads work, and may err."""
 TIME, MEMORY, ENERGY = "time", "memory", "energy"
 """What shall be least; energy is chosen together with devices and modes (planner.thrift)."""
-BORDERS = ("each", "auto", "one")
-"""Other borders for the layouts of the best plan."""
+BORDERS, FEWER = ("each", "auto", "one"), 5
+"""Other borders for the layouts of the best plan, and how many with one less: the first ones, where
+maps are large."""
 LONGEST = 4
 """Layouts that the name of a plan tells."""
 
@@ -134,7 +136,8 @@ def search(
         fits.kept.extend(_other_borders(bench, best, limits))
         best = _surely_faster(min(best, *fits.kept, key=_order(TIME)), fits.kept)
     best = replace(best, prediction=_with_memory(bench, best))
-    rest = sorted((t for t in fits.kept if t.plan != best.plan), key=_order(objective))
+    others = {t.plan: t for t in fits.kept if t.plan != best.plan}
+    rest = sorted(others.values(), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
 
 
@@ -169,9 +172,9 @@ def _other_borders(bench: Bench, best: Tried, limits: Sequence[int] | None) -> l
     if any(group.passes for group in best.plan.groups):
         return []
     plans = [tidy(regrouped(bench.graph, best.plan, groups)) for groups in BORDERS]
-    plans += merged(best.plan)
+    plans += islice(merged(best.plan), FEWER)
     tried = [bench.try_(described(plan), plan) for plan in plans]
-    return [t for t in tried if within(t.prediction.memory_bytes, limits) and t != best]
+    return [t for t in tried if within(t.prediction.memory_bytes, limits)]
 
 
 def _surely_faster(best: Tried, kept: Sequence[Tried]) -> Tried:

@@ -30,18 +30,28 @@ def change_plan(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
 
     Where a device is lost meanwhile, plans are made anew anyway.
     """
-    net.__dict__["_trial"] = None  # whoever asks has chosen
-    go_on(net, plan, optimizers)
+    _go_on(net, plan, optimizers, members=net.links.members, by_script=True)
+    _end_trial(net)  # whoever asks has chosen
 
 
-def go_on(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
-    members = net.links.members
-    together(
-        net.links, lambda: _change(net, plan, optimizers) if net.links.members == members else None
-    )
+def _go_on(
+    net: Net,
+    plan: Plan,
+    optimizers: Sequence[Optimizer],
+    *,
+    members: Sequence[int],
+    by_script: bool = False,
+) -> None:
+    """``members`` are those who have decided it. ``by_script``: it is not one of our own plans."""
+
+    def attempt() -> None:
+        if net.links.members == members:
+            _change(net, plan, optimizers, by_script=by_script)
+
+    together(net.links, attempt)
 
 
-def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
+def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer], *, by_script: bool) -> None:
     _agree(net, plan)
     key, exported = _planned(net, plan)
     weights = net._weights
@@ -57,7 +67,7 @@ def _change(net: Net, plan: Plan, optimizers: Sequence[Optimizer]) -> None:
     weights.homes, weights.is_moving = relocation.homes, False
     if weights.spares is not None:
         weights.spares.moving(False)
-    net._plans.adopt(exported.graph, plan)
+    net._plans.adopt(exported.graph, plan, by_script=by_script)
     if net.links.recorder is not None:
         net.links.recorder.note("plan", call=float(net.calls))
     net._ready.clear()
@@ -68,18 +78,20 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     """Another plan, where one is faster or devices stray from the one that is; the same on all."""
     pace = net._pace
     pace.is_kept = True
-    if net._trial is None and net._plans.rivals:
+    if net._trial is None and net._plans.rivals and net.links.trying is None:
+        net.links.trying = net.number  # the steps of another net are the same steps
         net.__dict__["_trial"] = Trial(net._plans.rivals)
     if net._trial is not None and not net._trial.is_over:
         return _try_plans(net, net._trial, optimizers)
     if not pace.strays or not pace.is_planned:
         return False
     before, words = net.plan, pace.words(net.links.called)
+    members = net.links.members
     plan = net._plans.again(pace.slowness)
     pace.be_patient()
     if plan is not None:
-        change_plan(net, plan, optimizers)
-    changed = plan is not None and plan != before
+        _go_on(net, plan, optimizers, members=members)
+    changed = bool(plan is not None and plan != before)
     say(net, f"{words}: {'planned anew' if changed else 'the plan stays, none is better'}")
     return changed
 
@@ -87,9 +99,12 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
 def _try_plans(net: Net, trial: Trial, optimizers: Sequence[Optimizer]) -> bool:
     """A step of a trial: device 0 says by which plan the next one is."""
     links, before, members = net.links, trial.current, net.links.members
+    latest = next(reversed(net._ready.values()), None)  # none where connections were made anew
+    count = (net.calls, net.commits, latest.graph.digest if latest else "")
     if links.device == 0:
-        trial.lap(net.calls, by=net.plan, is_free=not unfinished(net))
-    note = Note(PACE, net.calls, trial.subject, NOTHING, flag=trial.told)
+        trial.lap(count)
+    is_free = not trial.wants_change or not unfinished(net)
+    note = Note(PACE, net.calls, trial.subject, NOTHING, flag=trial.told(is_free=is_free))
 
     def attempt() -> float | None:
         if links.members != members:
@@ -97,19 +112,28 @@ def _try_plans(net: Net, trial: Trial, optimizers: Sequence[Optimizer]) -> bool:
         return compare(links, note, explain="net.keep_pace")[0]
 
     told = together(links, attempt)
-    if told is None:
-        return False
-    trial.heard(told)
+    if told is not None:
+        trial.heard(told)
     if trial.current != before:
+        plan = trial.plans[trial.current]
         try:
-            go_on(net, trial.plans[trial.current], optimizers)
+            _go_on(net, plan, optimizers, members=members)
         except UsageError as error:  # on all devices, before anything has moved
-            trial.end_with(before)
-            say(net, f"no other plans are tried: {error}")
-    if trial.is_over and links.device == 0:
-        say(net, trial.words())
-    trial.begin(net.calls)
-    return trial.current != before
+            trial.refuse(error, stay=before)
+    if net._trial is not trial:
+        return False  # a device was lost, and plans are made anew
+    if trial.is_over:
+        links.trying = None
+        if links.device == 0:
+            say(net, trial.words())
+    trial.begin(count)
+    return bool(trial.current != before)
+
+
+def _end_trial(net: Net) -> None:
+    if net._trial is not None and net.links.trying == net.number:
+        net.links.trying = None
+    net.__dict__["_trial"] = None
 
 
 def tell_pace(net: Net) -> None:

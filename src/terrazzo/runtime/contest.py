@@ -19,7 +19,7 @@ SKIPPED = 2
 LEAST, MOST, TURN_S = 3, 12, 10.0
 """Laps that do: so many at least and at most, and as many as take so long."""
 FAR = 1.15
-"""Times the best: who takes longer in a lap that counts has had its turn."""
+"""Times the best: who takes longer in two laps that count has had its turn."""
 CLOSE, FINALISTS = 1.05, 3
 """Times the best, and so many at most: who have a second turn."""
 WORTH = 0.01
@@ -49,11 +49,14 @@ class Contest:
             self._skip -= 1
             return
         self._turn.append(seconds)
-        if self._is_far(seconds) or self._is_enough():
+        if self._is_far() or self._is_enough():
             self._end_turn()
 
-    def _is_far(self, seconds: float) -> bool:
-        return bool(self.current) and seconds > FAR * min(self.seconds.values())
+    def _is_far(self) -> bool:
+        """Two laps say so: one may have been disturbed."""
+        if not self.current or len(self._turn) < 2:
+            return False
+        return min(self._turn[-2:]) > FAR * min(self.seconds.values())
 
     def _is_enough(self) -> bool:
         count = len(self._turn)

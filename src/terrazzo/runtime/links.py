@@ -65,6 +65,8 @@ class Links(Letters):
         """Where it is written down for those who come later where the members are."""
         self.nets = 0
         """So many nets were made, on all devices in the same order."""
+        self.trying: int | None = None
+        """The number of the net that tries plans; one at a time does."""
         self.reader = 0
         """Who reads the data where nothing else is said; it breaks ties among the members."""
         self.rehearsal: Any = None

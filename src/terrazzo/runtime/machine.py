@@ -127,7 +127,9 @@ class Machine:
             values = self.program.graph.values.values()
             weights = [value for value in values if value.kind == "parameter"]
             frozen = frozenset(w.target for w in weights if carriers and w.name not in carriers)
-            foot = footprint(self.program, self.links.device, training=Training(frozen=frozen))
+            inputs = not carriers.isdisjoint(n for n in self.program.graph.inputs if n)
+            training = Training(frozen=frozen, inputs=inputs)
+            foot = footprint(self.program, self.links.device, training=training)
             self._rooms[carriers] = Room(own, foot.used_bytes - foot.weights_bytes)
         return self._rooms[carriers]
 

@@ -210,8 +210,9 @@ class Net(nn.Module):
         """Keeps the plan the fastest one: in the first steps by trying those that promise about as
         much, later by planning anew where a device computes at another rate than planned.
 
-        All devices call this after every ``optimizer.step()``, with the optimisers. As long as
-        all keep the pace it does nothing. Gives whether the plan has changed.
+        All devices call this as the last thing in every step, with the optimisers: what was fed for
+        one plan does not go by another. As long as all keep the pace, nothing happens after the
+        first steps. Gives whether the plan has changed.
         """
         with self._careful():
             return keep_pace(self, optimizers)
@@ -228,6 +229,7 @@ class Net(nn.Module):
         if list(kept) != list(range(self._planned_for)):
             self._plans.follow(kept)
             self.__dict__.update(_pace=Pace(), _planned_for=len(kept), _trial=None)
+            self._links.trying = None
         self.__dict__["_regrouped"] = True
 
     # ---- getting ready ------------------------------------------------------------------

@@ -14,8 +14,9 @@ class Plans(Protocol):
 
     def __call__(self, graph: Graph) -> Plan: ...
 
-    def adopt(self, graph: Graph, plan: Plan) -> None:
-        """From now on this plan; for other graphs of the model one like it."""
+    def adopt(self, graph: Graph, plan: Plan, *, by_script: bool = True) -> None:
+        """From now on this plan; for other graphs of the model one like it. ``by_script``:
+        whoever wrote it has chosen, and nothing else is tried."""
 
     def again(self, slowness: Sequence[float]) -> Plan | None:
         """Another plan, for devices that compute so many times as long; None: this one stays."""

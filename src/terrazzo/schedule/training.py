@@ -18,12 +18,14 @@ class Training:
     """Which parameters a step trains, and by which optimiser.
 
     Of a frozen parameter no gradient is made, summed or kept, and the optimiser keeps nothing. Nor
-    does a gradient go further back than to the first layer that is trained.
+    does a gradient go further back than to the first layer that is trained, unless inputs want one.
     """
 
     optimizer: str = "sgd"
     frozen: frozenset[str] = frozenset()
     """Parameters that are not trained, by their names in the model."""
+    inputs: bool = False
+    """Whether gradients of the inputs are asked for, too."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:
@@ -47,8 +49,10 @@ class Training:
 
     def live(self, program: Program) -> frozenset[str]:
         """The arrays that gradients go through in a step whose results are all asked for one."""
-        carriers = differentiable(program, self.weights(program.graph) & set(program.arrays))
-        results = {program.outputs[r.name] for r in program.graph.outputs if isinstance(r, Ref)}
+        graph = program.graph
+        given = {n for n in graph.inputs if n and self.inputs and graph.values[n].is_floating}
+        carriers = differentiable(program, (self.weights(graph) | given) & set(program.arrays))
+        results = {program.outputs[r.name] for r in graph.outputs if isinstance(r, Ref)}
         return reached(program, carriers, results)
 
 
