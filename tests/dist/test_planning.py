@@ -76,6 +76,22 @@ def refused(folder: str) -> str:
     return str(failure.value)
 
 
+def planned_for(folder: str, wishes: dict[str, str]) -> str:
+    """A plan for a net, by a profile that device 0 alone has."""
+    path, x = Path(folder) / "profile.json", batches(1, SHAPE)[0][0]
+    net = tz.parallelize(model(), (x,), layout="tiles:3x1", groups="each")
+    profile = path if net.links.device == 0 else None
+    return tz.plan(net, (x,), profile=profile, **wishes).to_json()
+
+
+@pytest.mark.parametrize("wishes", [{}, {"layout": "tiles:3x1"}, {"memory": "900MiB"}])
+def test_all_devices_get_the_plan_that_device_0_makes(
+    tmp_path: Path, wishes: dict[str, str]
+) -> None:
+    profile(3).save(tmp_path / "profile.json")
+    assert len(set(run_on(3, planned_for, str(tmp_path), wishes))) == 1
+
+
 def test_a_profile_of_other_devices_is_refused_by_all(tmp_path: Path) -> None:
     profile(2).save(tmp_path / "two.json")
     for message in run_on(3, refused, str(tmp_path)):

@@ -16,7 +16,7 @@ import terrazzo as tz
 from terrazzo import zoo
 from terrazzo.cli.main import main
 from terrazzo.errors import PlanError, UsageError
-from terrazzo.graph.export import export, frozen_in
+from terrazzo.graph.export import export, frozen_in, wants_inputs
 from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.cost import predict
 from terrazzo.planner.fitting import _Search, fit, needed
@@ -167,6 +167,28 @@ class TestMemory:
         assert foot.kept_bytes == pytest.approx(kept_by_torch(model, x), rel=0.1)
         assert foot.kept_bytes < 0.5 * footprint(program, 0).kept_bytes
 
+    def test_gradients_of_inputs_keep_what_is_frozen(self) -> None:
+        """Behind inputs that want gradients all maps are kept, and all gradients of inputs made."""
+        program = lower(graph(), plan_graph(graph(), 1, layout="whole", groups="one"))
+        trained = footprint(program, 0)
+        forward, asked = (
+            footprint(program, 0, training=Training(frozen=names(graph()), inputs=inputs))
+            for inputs in (False, True)
+        )
+        assert forward.kept_bytes < asked.kept_bytes <= trained.kept_bytes
+        assert forward.weight_gradients_bytes == asked.weight_gradients_bytes == 0
+        assert forward.map_gradients_bytes == 0 < asked.map_gradients_bytes
+        prices = bare(1)
+        forward_s, asked_s, trained_s = (
+            predict(program, Prices(prices, training=training), memory=False).step_s
+            for training in (
+                Training(frozen=names(graph())),
+                Training(frozen=names(graph()), inputs=True),
+                Training(),
+            )
+        )
+        assert forward_s < asked_s and 1.5 * forward_s < trained_s
+
     def test_an_optimiser_keeps_its_part_of_what_is_trained(self) -> None:
         weights = sum(v.bytes for v in graph().values.values() if v.kind == "parameter")
         whole = lower(graph(), plan_graph(graph(), 2, layout="samples:2", groups="each"))
@@ -303,6 +325,17 @@ class TestChoice:
         assert found != every
         net.requires_grad_(True)
         assert tz.plan(net, (x,), profile=known) == every
+
+    def test_who_trains_nothing_wants_gradients_of_inputs(self) -> None:
+        """A perceptual loss, say: memory="..." must hold for its backward pass."""
+        frozen = heavy_model().requires_grad_(False)
+        x = torch.zeros(1, 3, 64, 64)
+        assert wants_inputs(frozen, (x,))
+        assert not wants_inputs(heavy_model(), (x,))
+        assert wants_inputs(heavy_model(), (x.clone().requires_grad_(),))
+        half = heavy_model()
+        half[0].requires_grad_(False)
+        assert not wants_inputs(half, {"x": x}.values())
 
     def test_a_shared_weight_is_frozen_by_all_its_names(self) -> None:
         net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
