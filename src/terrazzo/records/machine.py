@@ -10,7 +10,7 @@ from pathlib import Path
 
 SMALL_BYTES = 2 << 30
 """A device with less memory is small: what a process can do without is left out there (optimisers
-do not load torch's compiler, a model is exported in a process of its own, as by several devices)."""
+do not load torch's compiler, one that trains alone exports its model in a process of its own)."""
 
 
 @dataclass(frozen=True, slots=True)
