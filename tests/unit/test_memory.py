@@ -129,7 +129,7 @@ class TestCounted:
         assert foot.used_bytes == 120 * MIB
         assert foot.idle_bytes == int(0.58 * (100 - 40) * MIB)
 
-    @pytest.mark.parametrize(("largest", "between"), [(3 * MIB, 6 * MIB), (12 * MIB, 18 * MIB)])
+    @pytest.mark.parametrize(("largest", "between"), [(4 * MIB, 10 * MIB), (12 * MIB, 22 * MIB)])
     def test_where_pages_are_returned_little_is_idle(self, largest: int, between: int) -> None:
         foot = Footprint(20 * MIB, maps_bytes=100 * MIB, tidy=True, largest_map_bytes=largest)
         assert foot.idle_bytes == 17 * MIB + between

@@ -10,9 +10,10 @@ HEAP_BYTES = 32 << 20
 HOLES = 0.58
 """What lies free between blocks in use, where the allocator is left alone: such a part of what
 comes and goes in a step, because small blocks that stay keep what large ones left apart."""
-IDLE, BETWEEN_BYTES = 0.17, 18 << 20
+IDLE, BETWEEN, BETWEEN_BYTES = 0.17, 2.5, 22 << 20
 """Where free pages are returned in time (plans with passes), such a part of what comes and goes may
-lie idle whenever somebody looks. Between two looks two maps are made, or so much of larger ones."""
+lie idle whenever somebody looks. Between two looks so many maps are made, or as much of larger
+ones."""
 LIBRARY_BYTES, OPERATOR_BYTES = 5 << 20, 24 << 10
 """What a net is made of besides tensors, and what torch's kernels keep once they have run: code
 that is made for each shape they meet, so each operator of the net adds to it."""
@@ -61,7 +62,7 @@ class Footprint:
         holes_bytes = int(HOLES * (self.passing_bytes - self.apart_bytes))
         if not self.tidy:
             return holes_bytes
-        between_bytes = min(2 * self.largest_map_bytes, BETWEEN_BYTES)
+        between_bytes = min(int(BETWEEN * self.largest_map_bytes), BETWEEN_BYTES)
         return min(holes_bytes, int(IDLE * self.passing_bytes) + between_bytes)
 
     @property

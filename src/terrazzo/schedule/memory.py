@@ -164,6 +164,7 @@ class _Walk:
                 self._flow(step.reads)
                 piece = self._strip(step, strip)
                 piece.forward(self.ledger, keep=True)
+                piece.given(self.ledger)
                 piece.backward(self.ledger)
         elif isinstance(step, Combine):
             self._flow(step.inputs)

@@ -190,6 +190,11 @@ class Piece:
                 if ends and tensor.name not in self.exports:
                     ledger.drop(self._storage(tensor.name))
 
+    def given(self, ledger: Ledger) -> None:
+        """The gradient of what a strip makes lies in pieces, and is copied together."""
+        for tensor in self.operations[-1].outputs:
+            ledger.flow(self.apart + tensor.name, tensor.size)
+
     def backward(self, ledger: Ledger, late: Late | None = None) -> None:
         """Gradients run back; what was kept goes as they pass."""
         for operation in reversed(self.operations):
