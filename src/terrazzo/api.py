@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from terrazzo.records.event import EVERY_CALL
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.profile import Profile
 from terrazzo.records.trial import Trial
-from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, Note, compare
+from terrazzo.runtime.agreement import AGREE, FORWARD, NOTHING, PLAN, Note, compare
 from terrazzo.runtime.ceiling import is_small
 from terrazzo.runtime.credentials import Credentials
 from terrazzo.runtime.energy import open_log
@@ -186,10 +186,15 @@ def plan(
         return asked.plan(graph, count)
 
     if isinstance(model, Net) and model.links.devices > 1 and wishes.is_open:
-        links = model.links  # profiles are kept where device 0 is
-        _, (made,) = together(links, lambda: shipped(links, lambda: (PLANNED, (make(),))))
-        return made
+        return together(model.links, lambda: _planned_by_one(model.links, make))
     return make()
+
+
+def _planned_by_one(links: Links, make: Callable[[], Plan]) -> Plan:
+    """By device 0 for all: profiles are kept where it is, and others may have none."""
+    compare(links, Note(PLAN, 0, "", NOTHING), explain="tz.plan(net, ...)")
+    _, (made,) = shipped(links, lambda: (PLANNED, (make(),)))
+    return made
 
 
 def parallelize(

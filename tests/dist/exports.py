@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from terrazzo import api
 from terrazzo.graph.export import Export, export
 from terrazzo.graph.tracing import KINDS
-from terrazzo.runtime import shipping
+from terrazzo.runtime import aside, shipping
 
 PARTS = {"_parameters", "_buffers", "_modules"}
 
@@ -38,11 +38,11 @@ def one_export(path: Path) -> Iterator[None]:
         found: Export = pickle.loads(path.read_bytes())
         return found
 
-    shipping.export = first
+    shipping.export = aside.export = first
     try:
         yield
     finally:
-        shipping.export = real
+        shipping.export = aside.export = real
 
 
 def keep_exports(folder: Path) -> None:
@@ -63,7 +63,7 @@ def keep_exports(folder: Path) -> None:
             draft.rename(path)
         return made
 
-    shipping.export = api.export = kept
+    shipping.export = aside.export = api.export = kept
 
 
 def description(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -106,9 +106,9 @@ class TestPlan:
         assert Plan.load(path).devices == 2
 
     def test_a_limit_and_its_cost(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([*self.MODEL, "--memory", "170MiB"]) == 0
+        assert main([*self.MODEL, "--memory", "190MiB"]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert "limit 170MiB" in out
+        assert "limit 190MiB" in out
         assert "times the arithmetic" in out
 
     def test_a_limit_nothing_can_meet(self, capsys: pytest.CaptureFixture[str]) -> None:

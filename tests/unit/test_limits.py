@@ -32,7 +32,7 @@ def graph() -> Graph:
     for wide, thin in ((3, 16), (16, 16), (16, 32)):
         layers += [nn.Conv2d(wide, thin, 3, padding=1), nn.BatchNorm2d(thin), nn.ReLU()]
     layers += [nn.MaxPool2d(2), nn.Conv2d(32, 8, 3, padding=1)]
-    return export(nn.Sequential(*layers), (torch.randn(2, 3, 256, 256),)).graph
+    return export(nn.Sequential(*layers), (torch.randn(2, 3, 384, 384),)).graph
 
 
 def needs(graph: Graph, plan: object) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import terrazzo as tz
 from terrazzo import zoo
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.graph.export import export
@@ -13,8 +14,14 @@ from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.fitting import fit, needed, smallest_plan
 from terrazzo.records import Graph
 from terrazzo.records.units import parse_bytes
-from terrazzo.schedule import lower
-from terrazzo.schedule.memory import footprint
+from terrazzo.runtime.allocator import heap
+from terrazzo.runtime.convolutions.backward import gradients
+from terrazzo.runtime.steps import passes
+from terrazzo.schedule import Exchange, lower
+from terrazzo.schedule.ledger import BETWEEN_BYTES, Footprint, Ledger
+from terrazzo.schedule.memory import _Walk, footprint
+from terrazzo.schedule.saving import Operation, Tensor
+from terrazzo.schedule.training import EVERYTHING
 from terrazzo.schedule.work import work
 
 MIB = 1 << 20
@@ -49,18 +56,24 @@ def kept_by_torch(model: nn.Module, x: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("unet32", 1), ("mobilenetv2-se", 1), ("vgg", 1), ("resnet18", 0.89), ("yolov2-small", 0.83)],
+    [
+        ("unet32", 0.96),
+        ("mobilenetv2-se", 1),
+        ("vgg", 0.5),
+        ("resnet18", 0.83),
+        ("yolov2-small", 0.72),
+    ],
 )
 def test_what_autograd_keeps(name: str, share: float) -> None:
     """Without passes, the maps that wait for the backward pass are those that torch saves; fewer
-    where pools go ahead of norms."""
+    where there are pools, which go ahead and keep a byte where torch keeps a map and an index."""
     model, x = zoo.build(name), torch.randn(2, 3, 96, 96)
     graph = export(model, (x,)).graph
     plan = plan_graph(graph, 1, layout="auto", groups="auto")
     foot = footprint(lower(graph, plan), 0)
     assert foot.weights_bytes >= sum(p.nbytes for p in model.parameters())
     assert 0 <= foot.weight_gradients_bytes <= sum(p.nbytes for p in model.parameters())
-    assert foot.kept_bytes == pytest.approx(share * kept_by_torch(model, x), rel=0.1)
+    assert foot.kept_bytes == pytest.approx(share * kept_by_torch(model, x), rel=0.05)
 
 
 def test_a_tile_needs_less_than_all(unet: Graph) -> None:
@@ -68,6 +81,105 @@ def test_a_tile_needs_less_than_all(unet: Graph) -> None:
     tiles = needed(unet, plan_graph(unet, 4, layout="tiles:2x2", groups="each"))
     assert tiles.maps_bytes < 0.4 * whole.maps_bytes
     assert tiles.maps_bytes > 0.2 * whole.maps_bytes
+
+
+class TestCounted:
+    """Small cases, worked out by hand."""
+
+    def kept(self, *layers: nn.Module) -> int:
+        """Between forward and backward, of one image of 16x16 in three channels."""
+        graph = graph_of(nn.Sequential(*layers), 1, 3, 16, 16)
+        return footprint(
+            lower(graph, plan_graph(graph, 1, layout="auto", groups="one")), 0
+        ).kept_bytes
+
+    def test_a_pool_by_rows_keeps_a_byte_for_each_maximum(self) -> None:
+        first, last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+        image, pooled, result = 3 * 256 * 4, 8 * 64 * 4, 2 * 64 * 4
+        assert self.kept(first, nn.MaxPool2d(2), last) == image + pooled + 8 * 64 + result
+        read, places = 8 * 256 * 4, 8 * 64 * 8
+        own = self.kept(first, nn.MaxPool2d(2, ceil_mode=True), last)
+        assert own == image + read + pooled + places + result
+
+    def test_a_clamp_keeps_what_it_made(self) -> None:
+        kept = self.kept(nn.Conv2d(3, 8, 1), nn.ReLU6(), nn.Conv2d(8, 2, 1))
+        assert kept == (3 + 8 + 2) * 256 * 4
+
+    def test_what_stays_on_a_device_is_in_no_message(self) -> None:
+        model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)))
+        graph = graph_of(model, 1, 8, 16, 16)
+        program = lower(graph, plan_graph(graph, 2, layout="tiles:2x1", groups="each"))
+        walk, row = _Walk(program, 0, EVERYTHING), 8 * 16 * 4
+        sizes = [walk._messages(step) for step in program.steps if isinstance(step, Exchange)]
+        # An edge out and an edge in; then half of the result out, and half in.
+        assert sizes == [2 * row, 2 * 8 * row]
+
+    def test_windows_are_held_more_than_once_on_the_way(self) -> None:
+        def of(read: int, made: int, windows: int = 0) -> Operation:
+            ends = (Tensor("x", read * MIB, 0),), (Tensor("y", made * MIB, 0),)
+            return Operation("conv2d", *ends, windows=windows * MIB)
+
+        assert of(3, 1, windows=9).working_bytes == (5 + 2 * 9) * MIB  # strips, 5 MiB at most
+        assert of(3, 1, windows=9).summing_bytes == (5 + 4 * 9) * MIB
+        assert of(1, 1, windows=1).working_bytes == (4 + 2 * 1) * MIB
+        assert of(30, 10, windows=1).working_bytes == (30 + 2 * 1) * MIB  # one map, copied
+        assert of(3, 1).working_bytes == of(3, 1).summing_bytes == 3 * MIB  # windows of a pixel
+
+    def test_holes_are_a_part_of_what_comes_and_goes(self) -> None:
+        foot = Footprint(20 * MIB, 10 * MIB, 60 * MIB, 20 * MIB, 10 * MIB, apart_bytes=40 * MIB)
+        assert foot.used_bytes == 120 * MIB
+        assert foot.idle_bytes == int(0.58 * (100 - 40) * MIB)
+
+    @pytest.mark.parametrize(("largest", "between"), [(4 * MIB, 10 * MIB), (12 * MIB, 22 * MIB)])
+    def test_where_pages_are_returned_little_is_idle(self, largest: int, between: int) -> None:
+        foot = Footprint(20 * MIB, maps_bytes=100 * MIB, tidy=True, largest_map_bytes=largest)
+        assert foot.idle_bytes == 17 * MIB + between
+        assert between <= BETWEEN_BYTES
+
+    def test_large_blocks_leave_no_holes(self) -> None:
+        ledger = Ledger(Footprint())
+        ledger.hold("large", 32 * MIB)
+        ledger.flow("small", 31 * MIB)
+        ledger.note("here")
+        assert ledger.peak.apart_bytes == 32 * MIB
+        ledger.drop("large")
+        ledger.flow("too", 40 * MIB)
+        ledger.earn("weight", 33 * MIB)
+        ledger.note("there", 1)
+        assert ledger.peak.apart_bytes == 73 * MIB
+        ledger.consume("too")
+        ledger.hold("more", 30 * MIB)
+        ledger.note("and there", 40 * MIB)
+        assert ledger.peak.apart_bytes == 33 * MIB
+
+
+def test_what_a_convolution_read_is_gone_before_its_chain_is_differentiated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a strip: input and gradient of the convolution, 4 MiB each, make room for what the
+    gradients of the operators before it need."""
+    own = heap()
+    if own is None:
+        pytest.skip("NOT TESTED: this C library cannot be asked for its free memory")
+    uses: list[int] = []
+    real = passes.Piece.backward
+
+    def noted(*arguments: object) -> object:
+        uses.append(own.in_use_bytes())
+        return gradients(*arguments)
+
+    def chain(piece: passes.Piece, grads: object) -> object:
+        uses.append(own.in_use_bytes())
+        return real(piece, grads)
+
+    monkeypatch.setattr(passes, "gradients", noted)
+    monkeypatch.setattr(passes.Piece, "backward", chain)
+    layers = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+    x = torch.randn(1, 3, 512, 512)
+    net = tz.parallelize(nn.Sequential(*layers), (x,), groups="one", passes=2)
+    net(x).sum().backward()
+    before, after = uses[:2]
+    assert after <= before - 3 * MIB
 
 
 class TestFitting:
@@ -109,8 +221,8 @@ class TestFitting:
         """What travels is read by who gets it: borders are no better at every operator."""
         plan = plan_graph(unet, 4, layout="tiles:4x1", groups="each")
         every = plan_graph(unet, 4, layout="tiles:4x1", groups="each", passes=16)
-        least = min(needed(unet, found).used_bytes for found in smallest_plan(unet, plan))
-        assert least < 0.8 * needed(unet, every).used_bytes
+        least = min(needed(unet, found).maps_bytes for found in smallest_plan(unet, plan))
+        assert least < 0.5 * needed(unet, every).maps_bytes
 
     def test_a_pool_ahead_of_its_norm_needs_no_more(self) -> None:
         """Statistics do not keep what they are taken of; beyond the edge, pools stay behind."""

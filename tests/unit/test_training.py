@@ -282,7 +282,7 @@ class TestLimits:
         """The first layers frozen: less is to be kept and repeated, and limits are kept still."""
         training = Training(frozen=frozenset(n for n in names(heavy()) if n[:2] in ("0.", "1.")))
         plan = plan_graph(heavy(), 1, layout="auto", groups="auto")
-        limit = int(0.7 * needed(heavy(), plan, training=training).total_bytes)
+        limit = int(0.8 * needed(heavy(), plan, training=training).total_bytes)
         found = fit(heavy(), plan, limit, training=training)
         assert any(group.passes for group in found.groups)
         assert needed(heavy(), found, training=training).total_bytes <= limit
@@ -385,7 +385,7 @@ class TestNet:
         with torch.no_grad():
             net(x)
         whole, head, none = (room.most_bytes for room in ready.machine._rooms.values())
-        assert head < 0.9 * whole
+        assert head < 0.95 * whole
         assert none == whole, "forward alone may take as much as training"
 
 
@@ -397,6 +397,10 @@ def build():
     model[0].requires_grad_(False)
     return model
 """
+
+
+LIMIT = "22528KiB"
+"""What a step of plain descent fits into, and one of Adam does not."""
 
 
 class TestCommand:
@@ -426,7 +430,7 @@ class TestCommand:
         assert "Memory counts what adam keeps" in adam
 
     def test_limits_count_it(self, capsys: pytest.CaptureFixture[str]) -> None:
-        command = ["plan", "net.py:build", "--input", "2x3x32x32", "--memory", "21MiB"]
+        command = ["plan", "net.py:build", "--input", "2x3x32x32", "--memory", LIMIT]
         assert main(command) == 0
         assert main([*command, "--optimizer", "adam"]) == 2
         assert "the optimiser's state 1.1 MiB" in capsys.readouterr().err

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from terrazzo.graph.expand import taken_apart
 from terrazzo.graph.flops import flops
+from terrazzo.graph.rules.windows import pair
 from terrazzo.records import Graph, Node, Ref
 
 POOL = "aten.max_pool2d.default"
@@ -30,6 +32,8 @@ NORM, FIXED_NORM = "terrazzo.batch_norm", "aten.batch_norm.default"
 RISING = frozenset(
     f"aten.{name}.default" for name in "relu leaky_relu hardtanh sigmoid hardsigmoid tanh".split()
 )
+WIDEST = 3
+"""Windows wider than this have too many places to compare one after the other."""
 WORTH = 2
 """By how much a pool has to shrink a map."""
 EARLY = ".early"
@@ -44,6 +48,12 @@ def pool_first(graph: Graph) -> Graph:
             before = _before(graph, index)
             graph = _moved(graph, index, before) if before else graph
     return graph
+
+
+def by_rows(kernel: Any, dilation: Any, ceil: Any) -> bool:
+    """Whether a pool on a CPU goes by rows (``runtime/pooling.py``), which keeps a byte for each
+    maximum and nothing else; torch's own keeps an index, and what it has read."""
+    return not ceil and max(pair(dilation)) == 1 and max(pair(kernel)) <= WIDEST
 
 
 def end_of(graph: Graph, index: int) -> int:

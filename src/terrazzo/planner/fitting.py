@@ -17,7 +17,7 @@ from terrazzo.planner.explicit import with_borders
 from terrazzo.records import Graph, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
-from terrazzo.schedule.ledger import WASTE, WEIGHTS_WASTE, Footprint
+from terrazzo.schedule.ledger import IDLE, Footprint
 from terrazzo.schedule.memory import footprint
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.training import EVERYTHING, Training
@@ -235,10 +235,10 @@ class _Search:
     def _room(self, budget: int) -> int:
         """What is left for arrays and their gradients."""
         base = self.base
-        lasting_bytes = base.weights_bytes + base.weight_gradients_bytes
-        fixed_bytes = base.library_bytes + base.states_bytes
-        left = budget - fixed_bytes - (1 + WEIGHTS_WASTE) * lasting_bytes
-        return int(left / (1 + WASTE)) - base.working_bytes
+        passing_bytes = base.passing_bytes
+        lasting_bytes = base.total_bytes - int((1 + IDLE) * passing_bytes)
+        left = int((budget - lasting_bytes) / (1 + IDLE))
+        return left - base.weight_gradients_bytes - base.working_bytes
 
     def _borders(self, room: int) -> list[str] | None:
         """The ends of groups that repeat least within the room; None if nothing fits."""

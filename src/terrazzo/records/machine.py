@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 SMALL_BYTES = 2 << 30
-"""A device with less memory is small: what a process can do without is left out there (a model is
-exported in a process of its own, optimisers do not load torch's compiler)."""
+"""A device with less memory is small: what a process can do without is left out there (optimisers
+do not load torch's compiler, one that trains alone exports its model in a process of its own)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from terrazzo.members.control import Interrupted
 from terrazzo.runtime.links import Links
 from terrazzo.runtime.phase import READING
 
-FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, PLAN, SPARE, PACE = map(
-    float, range(1, 12)
+FORWARD, BACKWARD, COMMIT, FEED, ALIGN, AGREE, STATE, WEIGHT, CHANGE, SPARE, PACE, PLAN = map(
+    float, range(1, 13)
 )
 NAMES = {
     FORWARD: "a forward call",
@@ -37,9 +37,10 @@ NAMES = {
     AGREE: "tz.agree",
     STATE: "net.state_dict()",
     WEIGHT: "a sum or norm of a cut weight",
-    PLAN: "net.change_plan()",
+    CHANGE: "net.change_plan()",
     SPARE: "keeping a copy of cut weights",
     PACE: "net.keep_pace()",
+    PLAN: "tz.plan(net, ...)",
 }
 SUMS = 8
 NOTE = 4 + SUMS + 1

@@ -14,12 +14,10 @@ import os
 from functools import cache
 from typing import Any
 
-from terrazzo.schedule.ledger import HEAP_BYTES
+from terrazzo.schedule.ledger import HEAP_BYTES, IDLE
 
 LEAST_BYTES = 4 << 20
 """Less free memory is not worth a look."""
-IDLE = 0.17
-"""What may lie idle at the largest moment, of what a step needs then: less costs page faults."""
 LARGE_BYTES = 3 << 20
 """From this size on, blocks get pages of their own where memory is short: few, and never idle."""
 END_BYTES = 64 << 20

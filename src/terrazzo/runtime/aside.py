@@ -8,6 +8,7 @@ model as it is, sends back the graph, and ends.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import select
@@ -80,8 +81,10 @@ def _ask_child(
 
 
 def _answer(write: int, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """In the child: torch's other threads were not copied, so one must do."""
+    """In the child: torch's other threads were not copied, so one must do. It ends before there is
+    anything to collect, and looking through all objects would copy their pages."""
     torch.set_num_threads(1)
+    gc.disable()
     constants: dict[str, torch.Tensor] = {}
     try:
         made = export(model, args, kwargs)

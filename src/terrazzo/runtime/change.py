@@ -17,7 +17,7 @@ from terrazzo.graph.export import Export
 from terrazzo.records import Plan
 from terrazzo.records.graph import fingerprint
 from terrazzo.records.units import count_text
-from terrazzo.runtime.agreement import NOTHING, PACE, PLAN, Note, compare
+from terrazzo.runtime.agreement import CHANGE, NOTHING, PACE, Note, compare
 from terrazzo.runtime.recovery import together
 from terrazzo.runtime.trial import Trial
 
@@ -182,7 +182,7 @@ def _agree(net: Net, plan: Plan) -> None:
     subject = fingerprint(plan.to_json())
     links.where = "the agreement before a change of plans"
     layouts = ", ".join(dict.fromkeys(str(group.layout) for group in plan.groups))
-    note = Note(PLAN, net.calls, subject, NOTHING, flag=float(len(open_calls)))
+    note = Note(CHANGE, net.calls, subject, NOTHING, flag=float(len(open_calls)))
     flags = compare(links, note, explain=f"changing to plan {subject} ({layouts})")
     if any(flags):
         device = next(number for number, flag in enumerate(flags) if flag)

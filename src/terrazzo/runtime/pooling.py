@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from terrazzo.graph.pooling import by_rows
 from terrazzo.graph.rules.windows import pair
-
-WIDEST = 3
-"""Windows wider than this have too many places to compare one after the other."""
 
 CACHED = 1 << 19
 """Elements that are pooled at a time, so that what is passed over repeatedly stays in a cache."""
@@ -70,10 +68,7 @@ def sides(padding: Any) -> Around:
 
 def windows_of(kernel: Any, stride: Any, dilation: Any, ceil: Any) -> Windows | None:
     """Size and stride of windows that can be pooled by rows; None for others."""
-    size = pair(kernel)
-    if ceil or max(pair(dilation)) > 1 or max(size) > WIDEST:
-        return None
-    return size, pair(stride or kernel)
+    return (pair(kernel), pair(stride or kernel)) if by_rows(kernel, dilation, ceil) else None
 
 
 class _ByRows(torch.autograd.Function):

@@ -1,7 +1,8 @@
 """Shipping: one device exports the model, the others receive its graph.
 
 Exporting takes seconds and some hundred MiB, which a small device may not have; and all devices
-then hold the same graph, bit by bit, whatever their versions and hardware.
+then hold the same graph, bit by bit, whatever their versions and hardware. The one that exports
+does it in a copy of its process: it has as much memory for a step as the others.
 """
 
 from __future__ import annotations
@@ -30,17 +31,16 @@ def export_together(
 ) -> Export:
     """The same export on every device; what device 0 cannot export, nobody can.
 
-    ``lean``: memory is short, so what exporting needs shall not stay.
+    ``lean``: memory is short, so what exporting needs shall not stay on a single device either.
     """
-    exported = export_aside if lean else export
     if links.devices == 1:
-        return exported(model, args, kwargs)
+        return (export_aside if lean else export)(model, args, kwargs)
     links.where = "exporting the model"
     made: Export | None = None
     letter: dict[str, str] = {}
     if links.device == 0:
         try:
-            made = exported(model, args, kwargs)
+            made = export_aside(model, args, kwargs)
             letter = {"graph": made.graph.to_json()}
         except ModelError as error:
             letter = {"error": str(error)}

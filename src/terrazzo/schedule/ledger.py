@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 
 HEAP_BYTES = 32 << 20
 """Larger blocks get pages of their own, which are returned when they are freed."""
-MAP_HOLES, WEIGHT_HOLES = 6, 2.25
-"""What lies free between blocks in use, where the allocator is left alone: a new map does not fit
-into what a smaller one left, so there are holes as large as the largest few maps, and a few as the
-largest weight that is copied (docs/log.md)."""
-WASTE, WEIGHTS_WASTE = 0.3, 0.15
-"""Where free pages are returned in time (plans with passes) holes are small and many: a part of
-maps in use, and of weights with their gradients."""
-STRIPS_BYTES, STRIPS_WEIGHTS = 5 << 20, 2
-"""What a convolution with windows makes on the way: of maps, strip by strip, in kernels' own
-orders, and of its weights, turned or in sums that are added up, so many times what they are."""
-LIBRARY_BYTES, OPERATOR_BYTES = 6 << 20, 32 << 10
+HOLES = 0.58
+"""What lies free between blocks in use, where the allocator is left alone: such a part of what
+comes and goes in a step, because small blocks that stay keep what large ones left apart."""
+IDLE, BETWEEN, BETWEEN_BYTES = 0.17, 2.5, 22 << 20
+"""Where free pages are returned in time (plans with passes), such a part of what comes and goes may
+lie idle whenever somebody looks. Between two looks so many maps are made, or as much of larger
+ones."""
+LIBRARY_BYTES, OPERATOR_BYTES = 5 << 20, 24 << 10
 """What a net is made of besides tensors, and what torch's kernels keep once they have run: code
 that is made for each shape they meet, so each operator of the net adds to it."""
 
@@ -40,11 +37,9 @@ class Footprint:
     tidy: bool = False
     """Whether free pages are returned in time."""
     operators: int = 0
-    map_holes_bytes: int = 0
-    """The largest maps that come from the heap, together."""
-    largest_weight_bytes: int = 0
-    """Of convolutions, which copy theirs."""
-    strips_bytes: int = 0
+    largest_map_bytes: int = 0
+    apart_bytes: int = 0
+    """Of what comes and goes, in blocks with pages of their own: they leave no holes."""
     states_bytes: int = 0
     """What the optimiser keeps of the trained weights, from its first step on."""
 
@@ -60,19 +55,26 @@ class Footprint:
         )
 
     @property
-    def total_bytes(self) -> int:
-        """With what the allocator wastes."""
+    def passing_bytes(self) -> int:
+        """What comes and goes in a step."""
+        return self.used_bytes - self.weights_bytes - self.states_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the allocator holds and nobody uses."""
+        holes_bytes = int(HOLES * (self.passing_bytes - self.apart_bytes))
         if not self.tidy:
-            holes_bytes = self.map_holes_bytes + int(WEIGHT_HOLES * self.largest_weight_bytes)
-            return self.used_bytes + holes_bytes + self.library_bytes
-        lasting_bytes = self.weights_bytes + self.weight_gradients_bytes
-        moving_bytes = self.used_bytes - self.states_bytes - lasting_bytes
-        idle_bytes = WASTE * moving_bytes + WEIGHTS_WASTE * lasting_bytes
-        return self.used_bytes + int(idle_bytes) + self.library_bytes
+            return holes_bytes
+        between_bytes = min(int(BETWEEN * self.largest_map_bytes), BETWEEN_BYTES)
+        return min(holes_bytes, int(IDLE * self.passing_bytes) + between_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.used_bytes + self.idle_bytes + self.library_bytes
 
     @property
     def library_bytes(self) -> int:
-        return LIBRARY_BYTES + OPERATOR_BYTES * self.operators + self.strips_bytes
+        return LIBRARY_BYTES + OPERATOR_BYTES * self.operators
 
 
 class Ledger:
@@ -82,7 +84,7 @@ class Ledger:
         self.peak = self._start = start
         self._most_bytes = start.used_bytes
         self.maps_bytes = 0
-        self._map_gradients_bytes = self._weight_gradients_bytes = 0
+        self._map_gradients_bytes = self._weight_gradients_bytes = self._apart_bytes = 0
         self._sizes: dict[str, int] = {}
         self._holders: Counter[str] = Counter()
         self._flows: dict[str, int] = {}
@@ -93,27 +95,33 @@ class Ledger:
         if not self._holders[name]:
             self._sizes[name] = size
             self.maps_bytes += size
+            self._apart_bytes += _apart(size)
         self._holders[name] += 1
 
     def drop(self, name: str) -> None:
         self._holders[name] -= 1
         if not self._holders[name]:
             self.maps_bytes -= self._sizes[name]
+            self._apart_bytes -= _apart(self._sizes[name])
 
     def flow(self, name: str, size: int) -> None:
         """A gradient arrives; a second one is added to the first."""
         if name not in self._flows:
             self._flows[name] = size
             self._map_gradients_bytes += size
+            self._apart_bytes += _apart(size)
 
     def consume(self, name: str) -> None:
-        self._map_gradients_bytes -= self._flows.pop(name, 0)
+        size = self._flows.pop(name, 0)
+        self._map_gradients_bytes -= size
+        self._apart_bytes -= _apart(size)
 
     def earn(self, name: str, size: int) -> None:
         """The gradient of a weight, which stays until the optimiser has used it."""
         if name not in self._earned:
             self._earned.add(name)
             self._weight_gradients_bytes += size
+            self._apart_bytes += _apart(size)
 
     def note(self, where: str, working: int = 0) -> None:
         """This is a moment at which so much more is in use."""
@@ -127,5 +135,10 @@ class Ledger:
                 maps_bytes=self.maps_bytes,
                 map_gradients_bytes=self._map_gradients_bytes,
                 working_bytes=working,
+                apart_bytes=self._apart_bytes,
                 where=where,
             )
+
+
+def _apart(size: int) -> int:
+    return size if size >= HEAP_BYTES else 0

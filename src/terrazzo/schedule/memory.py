@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from heapq import nlargest
 from math import prod
 
 from terrazzo.geometry import Box
+from terrazzo.graph.pooling import POOL, TURNING_POOL, by_rows
 from terrazzo.graph.rules.rule import Read
-from terrazzo.records import Graph, Ref, Value
+from terrazzo.records import Node, Ref, Value
 from terrazzo.records.graph import BYTES
 from terrazzo.schedule.homes import sharers
-from terrazzo.schedule.ledger import (
-    HEAP_BYTES,
-    MAP_HOLES,
-    STRIPS_BYTES,
-    STRIPS_WEIGHTS,
-    Footprint,
-    Ledger,
-)
+from terrazzo.schedule.ledger import Footprint, Ledger
 from terrazzo.schedule.lifetimes import Lifetimes
 from terrazzo.schedule.program import (
     Combine,
@@ -35,7 +28,7 @@ from terrazzo.schedule.program import (
     Strip,
     Take,
 )
-from terrazzo.schedule.saving import CONVOLUTIONS, Late, Operation, Piece, Tensor
+from terrazzo.schedule.saving import WRITTEN, Late, Operation, Piece, Tensor
 from terrazzo.schedule.sums import Circle, Waiting, summed_bytes
 from terrazzo.schedule.training import EVERYTHING, Training
 
@@ -67,9 +60,7 @@ class _Walk:
             sum(sizes) + rest,
             tidy=any(group.passes for group in program.plan.groups),
             operators=len(graph.nodes),
-            map_holes_bytes=_largest(maps, MAP_HOLES),
-            largest_weight_bytes=_largest(map(self._weight_bytes, _kernels(graph, weights)), 1),
-            strips_bytes=self._strips_bytes(maps, _windows(graph, weights)),
+            largest_map_bytes=max(maps, default=0),
             states_bytes=training.states
             * sum(self._weight_bytes(v) for v in weights if v.name in trained),
         )
@@ -103,12 +94,6 @@ class _Walk:
         return replace(self.ledger.peak, kept_bytes=kept)
 
     # ---- sizes ---------------------------------------------------------------------------
-
-    def _strips_bytes(self, maps: Sequence[int], windows: Sequence[Value]) -> int:
-        if not windows:
-            return 0
-        of_maps = min(STRIPS_BYTES, 2 * max(maps, default=0))
-        return of_maps + STRIPS_WEIGHTS * max(map(self._weight_bytes, windows))
 
     def _weight_bytes(self, weight: Value) -> int:
         """What of a weight lives on this device."""
@@ -178,6 +163,7 @@ class _Walk:
                 self._flow(step.reads)
                 piece = self._strip(step, strip)
                 piece.forward(self.ledger, keep=True)
+                piece.given(self.ledger)
                 piece.backward(self.ledger)
         elif isinstance(step, Combine):
             self._flow(step.inputs)
@@ -217,12 +203,12 @@ class _Walk:
         return kept and step.target in self.live and self._is_map(step.inputs[0])
 
     def _messages(self, step: Exchange) -> int:
-        """What is sent and received at once, each in a buffer of its own."""
+        """What is sent and received at once, each in a buffer of its own; what stays needs none."""
         total = 0
         for move in step.moves:
             value = self.program.arrays[move.source].value
             for transfer in move.transfers:
-                if self.device in (transfer.source, transfer.destination):
+                if (transfer.source == self.device) != (transfer.destination == self.device):
                     total += self._bytes(value, transfer.box)
         return total
 
@@ -230,6 +216,7 @@ class _Walk:
 
     def _piece(self, index: int, step: Compute) -> Piece:
         operations = []
+        kinds = {_kind(self.program.graph.nodes[apply.node].op) for apply in step.applies}
         for apply in step.applies:
             node = self.program.graph.nodes[apply.node]
             local = apply.locals[self.device] if apply.locals else None
@@ -240,7 +227,10 @@ class _Walk:
                     tuple(self._tensor(name) for name in apply.outputs if name),
                     copies=self._padded(node.refs, local.reads) if local else 0,
                     title=node.title,
+                    by_rows=_pools_by_rows(node),
                     weights=self._weights(apply.inputs),
+                    windows=self._windows_bytes(node, apply.inputs),
+                    is_written=kinds <= WRITTEN,
                     waits=self.program.devices > 1 and node.op == LATE,
                 )
             )
@@ -285,10 +275,19 @@ class _Walk:
                     (inside[node.output],),
                     copies=self._padded(node.refs, local.reads),
                     title=node.title,
+                    by_rows=_pools_by_rows(node),
                     weights=self._weights(arrays),
+                    windows=self._windows_bytes(node, arrays),
                 )
             )
         return Piece(operations, apart="strip/")
+
+    def _windows_bytes(self, node: Node, arrays: Sequence[str]) -> int:
+        """Of a convolution that reads more than a pixel of more than a few channels."""
+        if node.op != LATE or not arrays[1]:
+            return 0
+        shape = self.program.graph.shape(node.refs[1])
+        return self._size(arrays[1]) if prod(shape[2:]) > 1 and shape[1] > FEW else 0
 
     def _weights(self, arrays: Sequence[str]) -> tuple[tuple[str, int], ...]:
         """The trained weights among arrays, with the bytes of their gradients here."""
@@ -308,21 +307,8 @@ class _Walk:
         return replace(tensor, gradient=part)
 
 
-def _largest(sizes: Iterable[int], count: int) -> int:
-    """The largest blocks that come from the heap, so many of them together."""
-    return sum(nlargest(count, (size for size in sizes if size < HEAP_BYTES)))
-
-
-def _kernels(graph: Graph, weights: Iterable[Value]) -> list[Value]:
-    """Weights of convolutions, which have an order of their own for them, and copy them to it."""
-    read = {name for node in graph.nodes if _kind(node.op) in CONVOLUTIONS for name in node.refs}
-    return [weight for weight in weights if weight.name in read]
-
-
-def _windows(graph: Graph, weights: Iterable[Value]) -> list[Value]:
-    """Weights of convolutions that read more than a pixel of more than a few channels."""
-    read = {node.refs[1] for node in graph.nodes if node.op == LATE}
-    return [w for w in weights if w.name in read and prod(w.shape[2:]) > 1 and w.shape[1] > FEW]
+def _pools_by_rows(node: Node) -> bool:
+    return node.op in (POOL, TURNING_POOL) and by_rows(node.args[1], *node.args[4:6])
 
 
 def _kind(op: str) -> str:

@@ -19,7 +19,7 @@ KEEPS = {
         "conv2d conv_transpose2d linear batch_norm group_norm instance_norm layer_norm normalize "
         "rms_norm gelu silu hardswish hardsigmoid mish softplus elu prelu relu6 hardtanh "
         "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d pow log abs clamp square "
-        "glu".split(),
+        "glu moments".split(),
         INPUT,
     ),
     **dict.fromkeys(
@@ -31,11 +31,18 @@ KEEPS = {
         "add sub neg cat stack alias view reshape permute transpose flatten unflatten slice select "
         "expand squeeze unsqueeze chunk split detach contiguous clone pad repeat mean sum "
         "pixel_shuffle pixel_unshuffle upsample_nearest2d upsample_bilinear2d bilinear take copy "
-        "constant_pad_nd running moments".split(),
+        "constant_pad_nd running".split(),
         NOTHING,
     ),
 }
 """What autograd keeps of an operator; those not named are taken to keep input and result."""
+
+WRITTEN = frozenset(
+    "conv2d normalize batch_norm moments relu leaky_relu hardtanh sigmoid silu hardswish "
+    "hardsigmoid add max_pool2d".split()
+)
+"""Operators with gradients of their own (``runtime/derivatives.py``): a step of nothing else does
+without autograd, and overwrites what it clamps."""
 
 VIEWS = frozenset(
     "alias view reshape permute transpose flatten unflatten slice select expand squeeze unsqueeze "
@@ -45,7 +52,14 @@ VIEWS = frozenset(
 
 CONVOLUTIONS = frozenset("conv2d conv_transpose2d".split())
 INDEX_BYTES = 8
-"""Max pools keep the position of every maximum."""
+"""Of the place of every maximum, which torch's own max pools keep; pools by rows need a byte."""
+
+
+TURNED, SUMMED = 2, 4
+"""Convolutions with windows hold their weights so many times more: in an order of the kernels' own
+or in sums for fewer products, and turned round; and their gradients in parts that are added up."""
+STRIPS_BYTES, STRIPS = 5 << 20, 2
+"""They copy one of their maps to such an order; or both, twice, in strips of so much together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +83,33 @@ class Operation:
     title: str = ""
     weights: tuple[tuple[str, int], ...] = ()
     """Trained weights that it reads, and the bytes of their gradients."""
+    windows: int = 0
+    """Of a convolution: the bytes of its weights here, where they are windows of many channels."""
+    by_rows: bool = False
+    """Of a max pool: whether it keeps nothing but a byte for every maximum."""
+    is_written: bool = False
+    """Whether its step does without autograd."""
     waits: bool = False
     """Whether these gradients are made later, while messages are on their way."""
 
     @property
     def working_bytes(self) -> int:
+        """What it makes on the way, forward or back to its input."""
+        return self._copied_bytes + TURNED * self.windows
+
+    @property
+    def summing_bytes(self) -> int:
+        """What it makes on the way to the gradient of its weights."""
+        return self._copied_bytes + SUMMED * self.windows
+
+    @property
+    def _copied_bytes(self) -> int:
+        """Of maps: the larger of two, or a few strips of both."""
         if self.kind not in CONVOLUTIONS:
             return 0
-        return self.inputs[0].size + self.outputs[0].size
+        maps = self.inputs[0].size, self.outputs[0].size
+        strips = min(STRIPS_BYTES, STRIPS * sum(maps)) if self.windows else 0
+        return max(*maps, strips)
 
     @property
     def is_view(self) -> bool:
@@ -89,7 +122,9 @@ class Operation:
     @property
     def keeps(self) -> tuple[Tensor, ...]:
         """What autograd holds on to until the gradient has passed."""
-        what = KEEPS.get(self.kind, BOTH)
+        what = NOTHING if self.by_rows else KEEPS.get(self.kind, BOTH)
+        if self.is_written and self.kind == "hardtanh":
+            what = RESULT
         kept: list[Tensor] = []
         if what in (INPUT, BOTH):
             own = Tensor(f"{self.outputs[0].name}/padded", self.copies)
@@ -97,7 +132,8 @@ class Operation:
         if what in (RESULT, BOTH):
             kept += self.outputs
         if "max_pool" in self.kind:
-            places = self.outputs[0].size // BYTES["float32"] * INDEX_BYTES
+            each = 1 if self.by_rows else INDEX_BYTES
+            places = self.outputs[0].size // BYTES["float32"] * each
             kept.append(Tensor(f"{self.outputs[0].name}/places", places))
         return tuple(kept)
 
@@ -113,7 +149,7 @@ class Late:
         for operation, storage in self.waiting:
             for name, size in operation.weights:
                 ledger.earn(name, size)
-            ledger.note(operation.title, operation.copies + operation.working_bytes + working)
+            ledger.note(operation.title, operation.copies + operation.summing_bytes + working)
             for tensor in operation.outputs:
                 ledger.consume(f"late/{tensor.name}")
             ledger.drop(storage)
@@ -154,6 +190,11 @@ class Piece:
                 if ends and tensor.name not in self.exports:
                     ledger.drop(self._storage(tensor.name))
 
+    def given(self, ledger: Ledger) -> None:
+        """The gradient of what a strip makes lies in pieces, and is copied together."""
+        for tensor in self.operations[-1].outputs:
+            ledger.flow(self.apart + tensor.name, tensor.size)
+
     def backward(self, ledger: Ledger, late: Late | None = None) -> None:
         """Gradients run back; what was kept goes as they pass."""
         for operation in reversed(self.operations):
@@ -167,7 +208,10 @@ class Piece:
             for tensor in operation.inputs:
                 if tensor.gradient:
                     ledger.flow(self.apart + tensor.name, tensor.gradient)
-            ledger.note(operation.title, operation.copies + operation.working_bytes)
+            making = operation.working_bytes
+            if operation.weights and not waits:
+                making = max(making, operation.summing_bytes)
+            ledger.note(operation.title, operation.copies + making)
             for tensor in operation.outputs:
                 ledger.consume(self.apart + tensor.name)
                 if waits:

@@ -113,6 +113,7 @@ class PassesStep:
             stride, padding, gaps_of(x, weight, dilation), False, [0, 0], groups,
         )  # fmt: skip
         gx, gw, gb = gradients(arguments, wanted)
+        del inside, x, weight, arguments, grad  # gone before the chain needs memory for its own
         found = dict(piece.backward({LAST: gx})) if gx is not None else {}
         for name, part, asked in zip(arrays[1:], (gw, gb), wanted[1:], strict=False):
             if asked and part is not None:
