@@ -101,10 +101,11 @@ def _try_plans(net: Net, trial: Trial, optimizers: Sequence[Optimizer]) -> bool:
     links, before, members = net.links, trial.current, net.links.members
     latest = next(reversed(net._ready.values()), None)  # none where connections were made anew
     count = (net.calls, net.commits, latest.graph.digest if latest else "")
+    word = 0.0
     if links.device == 0:
         trial.lap(count)
-    is_free = not trial.wants_change or not unfinished(net)
-    note = Note(PACE, net.calls, trial.subject, NOTHING, flag=trial.told(is_free=is_free))
+        word = trial.word(is_free=not trial.wants_change or not unfinished(net))
+    note = Note(PACE, net.calls, trial.subject, NOTHING, flag=word)
 
     def attempt() -> float | None:
         if links.members != members:

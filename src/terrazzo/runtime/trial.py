@@ -56,7 +56,7 @@ class Trial:
         """On device 0: whether the next step should be by another plan."""
         return self._contest.current != self.current
 
-    def told(self, *, is_free: bool) -> float:
+    def word(self, *, is_free: bool) -> float:
         """What device 0 tells: the number of the next plan, below zero if it is the last word.
 
         ``is_free``: no call waits for its backward pass, so that plans can be changed.
