@@ -136,7 +136,7 @@ def search(
         fits.kept.extend(_other_borders(bench, best, limits))
         best = _surely_faster(min(best, *fits.kept, key=_order(TIME)), fits.kept)
     best = replace(best, prediction=_with_memory(bench, best))
-    others = {t.plan: t for t in fits.kept if t.plan != best.plan}
+    others = {t.plan: t for t in reversed(fits.kept) if t.plan != best.plan}
     rest = sorted(others.values(), key=_order(objective))
     return Found(best, tuple(rest), fits.refused)
 
@@ -173,7 +173,8 @@ def _other_borders(bench: Bench, best: Tried, limits: Sequence[int] | None) -> l
         return []
     plans = [tidy(regrouped(bench.graph, best.plan, groups)) for groups in BORDERS]
     plans += islice(merged(best.plan), FEWER)
-    tried = [bench.try_(described(plan), plan) for plan in plans]
+    # Where one was a step of the way to the best it has the name of where that began.
+    tried = [replace(bench.try_("", plan), name=described(plan)) for plan in plans]
     return [t for t in tried if within(t.prediction.memory_bytes, limits)]
 
 
