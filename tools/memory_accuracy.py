@@ -33,7 +33,7 @@ from terrazzo.planner import Wishes, plan_graph
 from terrazzo.planner.guess import Figures, guessed
 from terrazzo.records import Graph, Plan
 from terrazzo.schedule import lower
-from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.memory import footprints
 
 MIB = 1 << 20
 ROOM_BYTES = 10 << 30
@@ -97,7 +97,7 @@ def _gaps(case: Case, devices: int, files: Sequence[Path], kinds: Sequence[str])
     plans: Iterable[tuple[str, Plan]] = ((path.name, Plan.load(path)) for path in files)
     for kind, plan in plans if files else _plans(graph, devices, kinds):
         program = lower(graph, plan)
-        predicted = tuple(footprint(program, device).total_bytes for device in range(devices))
+        predicted = tuple(foot.total_bytes for foot in footprints(program))
         what = f"{case.model} {case.side} x{case.batch}, {kind}"
         measured = _measured(case, plan)
         if isinstance(measured, str):

@@ -33,6 +33,7 @@ from random_plan import random_plan
 
 import terrazzo as tz
 from terrazzo.bench.cases import HALF_SIDES, Case
+from terrazzo.bench.fed import fed
 from terrazzo.bench.task import Task, WithLoss, optimizer_of
 from terrazzo.cli.place import Place, add_lab_flags
 from terrazzo.cluster import Hosts, launch
@@ -219,7 +220,7 @@ def _settled(net: Any, images: torch.Tensor, optimizer: Any, args: argparse.Name
     device, steps = net.links.device, 0
     _tell(device, STEPPING)
     while not (args.first or net.is_settled):
-        _step(net, _fed(net, images), optimizer)
+        _step(net, fed(net, images), optimizer)
         net.keep_pace(optimizer)
         steps += 1
     _tell(device, CHANGING)
@@ -232,13 +233,6 @@ def _settled(net: Any, images: torch.Tensor, optimizer: Any, args: argparse.Name
     return choice
 
 
-def _fed(net: Any, images: torch.Tensor) -> Part:
-    """What this device needs of the images by the plan that is."""
-    (boxes,) = net.boxes([tuple(images.shape)])
-    box = boxes[net.links.device]
-    return Part(images[box.slices()].clone(), box, tuple(images.shape))
-
-
 def _tell(device: int, text: str) -> None:
     if device == 0:
         print(text, flush=True)
@@ -248,13 +242,13 @@ def _turn(
     net: Any, images: torch.Tensor, optimizer: torch.optim.Optimizer, *, steps: int, bar_s: float
 ) -> list[float]:
     """Seconds of steps after the first, or of the first alone if it is far behind."""
-    fed = _fed(net, images)
-    first = _step(net, fed, optimizer)
+    own = fed(net, images)
+    first = _step(net, own, optimizer)
     if first > FIRST_BEHIND * bar_s:
         return [first]
     took: list[float] = []
     while len(took) < steps and not (took and took[0] > BEHIND * bar_s):
-        took.append(_step(net, fed, optimizer))
+        took.append(_step(net, own, optimizer))
     return took
 
 
@@ -286,10 +280,10 @@ def _load(folder: Path, name: str) -> Plan:
     return Plan.load(folder / f"{name}.json")
 
 
-def _step(net: Any, fed: Part, optimizer: torch.optim.Optimizer) -> float:
+def _step(net: Any, own: Part, optimizer: torch.optim.Optimizer) -> float:
     """Seconds until the last device is done."""
     begin_s = time.perf_counter()
-    torch.autograd.backward(net(fed))
+    torch.autograd.backward(net(own))
     optimizer.step()
     optimizer.zero_grad()
     took = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)

@@ -124,7 +124,7 @@ class Planner:
         """What the net of each device lies on; empty until they have told each other."""
         self._first: tuple[Graph, Plan] | None = None
         self._foreseen: Foreseen | None = None
-        self._rivals: tuple[Plan, ...] = ()
+        self._contenders: tuple[Plan, ...] = ()
         self._asleep: frozenset[str] | None = None
         """What was frozen when the plan was made, and in every call since."""
 
@@ -162,7 +162,7 @@ class Planner:
         """From now on this plan, and for other graphs of the model one like it."""
         self._first = (graph, plan)
         if by_script:
-            self._rivals, self._asleep = (), self._frozen()
+            self._contenders, self._asleep = (), self._frozen()
         self._foresee(graph, plan)
 
     def again(self, slowness: Sequence[float]) -> Plan | None:
@@ -204,14 +204,14 @@ class Planner:
             wishes, layout=layout, memory=memory, passes=passes, objective=objective
         )
         self._given = self._first = self._foreseen = None
-        self._rivals = ()
+        self._contenders = ()
         self._accelerators = NOWHERE
         self._measures = None  # who lost a device wants to go on
 
     @property
-    def rivals(self) -> tuple[Plan, ...]:
+    def contenders(self) -> tuple[Plan, ...]:
         """The plan that was searched for and those that promise about as much, until it changes."""
-        return self._rivals
+        return self._contenders
 
     @property
     def foreseen(self) -> Foreseen | None:
@@ -293,7 +293,7 @@ class Planner:
         """Device 0 plans; its plan or its refusal is everybody's."""
         kind, plans = shipped(self.links, lambda: self._searched(graph, slowness))
         if kind == DECIDED and not slowness:
-            self._first, self._rivals = (graph, plans[0]), plans if len(plans) > 1 else ()
+            self._first, self._contenders = (graph, plans[0]), plans if len(plans) > 1 else ()
         return plans[0]
 
     def _searched(self, graph: Graph, slowness: Sequence[float]) -> Made:

@@ -145,7 +145,7 @@ def unlike(how: str) -> tuple[bool, str, int]:
             optimizer.zero_grad()
             net.keep_pace(optimizer)
             del kept
-    return net.is_settled, said.getvalue(), len(net._plans.rivals)
+    return net.is_settled, said.getvalue(), len(net._plans.contenders)
 
 
 @pytest.mark.parametrize("how", ["smaller", "evaluates"])
@@ -215,7 +215,7 @@ def alone() -> tuple[int, bool]:
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
     changed: list[bool] = []
     train(net, optimizer, data, after=lambda step: changed.append(net.keep_pace(optimizer)))
-    return len(net._plans.rivals), any(changed)
+    return len(net._plans.contenders), any(changed)
 
 
 def test_one_device_tries_nothing() -> None:

@@ -15,6 +15,7 @@ from terrazzo.bench import paper, peers
 from terrazzo.bench.cases import STANDARD_MODELS, Case, parse_batches, shares, standard_cases
 from terrazzo.bench.gradients import load, worst_gap
 from terrazzo.bench.page import page
+from terrazzo.bench.peers.peer import NEXT
 from terrazzo.bench.peers.pipeline import balanced, costs
 from terrazzo.bench.record import Provenance, Race, Row, to_json
 from terrazzo.bench.table import table
@@ -96,6 +97,12 @@ class TestPeers:
             peers.find("horovod")
         with pytest.raises(UsageError, match="is not understood"):
             peers.find("terrazzo a b c")
+
+    def test_the_files_of_plans_may_be_called_after_layouts(self) -> None:
+        one, other = Path("tiles:2x2 each.json"), Path("samples:4.json")
+        assert peers.find(f"plan {one}").plans == [one]  # type: ignore[attr-defined]
+        both = peers.find(f"plan {one}{NEXT}{other}")
+        assert both.plans == [one, other]  # type: ignore[attr-defined]
 
     def test_what_cannot_be_done_is_known_before(self) -> None:
         one = Case.of("yolov2-front", on="6xpi3", batch=1)

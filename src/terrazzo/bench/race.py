@@ -7,7 +7,6 @@ this machine from falling on one peer alone. Every peer gets one turn; more as l
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from terrazzo.bench import gradients, peers
 from terrazzo.bench.cases import Case
+from terrazzo.bench.peers.peer import NEXT
 from terrazzo.bench.peers.terrazzo import Terrazzo
 from terrazzo.bench.planned import Drawing, Planned
 from terrazzo.bench.record import Race, Row
@@ -66,7 +66,7 @@ class _Entry:
         """What devices are told to run."""
         if self.planned is None:
             return self.peer.name
-        return f"plan {os.pathsep.join(str(one.path) for one in self.planned.choices)}"
+        return f"plan {NEXT.join(str(one.path) for one in self.planned.choices)}"
 
     @property
     def taken(self) -> Planned | None:

@@ -34,7 +34,7 @@ from terrazzo.report.screen import Screen
 from terrazzo.report.terminal import show_plan
 from terrazzo.schedule import Program, lower
 from terrazzo.schedule.ledger import Footprint
-from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.memory import footprints
 from terrazzo.schedule.training import EVERYTHING, STATES, Training
 from terrazzo.schedule.work import work
 
@@ -269,7 +269,7 @@ def show(graph: Graph, plan: Plan, wishes: Wishes, screen: Screen) -> None:
     """Prints the picture, the memory of each device, and what passes cost."""
     show_plan(view(graph, plan), screen)
     program = lower(graph, plan)
-    feet = _feet(program, wishes.training)
+    feet = footprints(program, training=wishes.training)
     limit = f", limit {wishes.memory} on each device" if wishes.memory else ""
     screen.title(f"Memory of a training step{limit}")
     for device, foot in enumerate(feet):
@@ -281,10 +281,6 @@ def show(graph: Graph, plan: Plan, wishes: Wishes, screen: Screen) -> None:
         screen.line(_parts(foot))
     if any(group.passes for group in plan.groups):
         _cost(program, wishes.training, screen)
-
-
-def _feet(program: Program, training: Training) -> list[Footprint]:
-    return [footprint(program, device, training=training) for device in range(program.devices)]
 
 
 def _tell_training(graph: Graph, training: Training, screen: Screen) -> None:
@@ -317,7 +313,7 @@ def _cost(program: Program, training: Training, screen: Screen) -> None:
     graph, plan = program.graph, program.plan
     all_kept = plan_graph(graph, plan.devices, layout=plan.groups[0].layout, groups="auto")
     before = needed(graph, all_kept, training=training)
-    after = max(_feet(program, training), key=lambda foot: foot.total_bytes)
+    after = max(footprints(program, training=training), key=lambda foot: foot.total_bytes)
     times = max(work(program, device, training=training).times for device in range(plan.devices))
     share = after.total_bytes / before.total_bytes
     passes = max(group.passes for group in plan.groups)

@@ -185,7 +185,7 @@ class _Rows:
     """
 
     foreseen = None
-    rivals: tuple[Plan, ...] = ()
+    contenders: tuple[Plan, ...] = ()
 
     def __init__(self, whole: bool) -> None:
         self._whole = whole

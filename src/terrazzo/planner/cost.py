@@ -33,7 +33,7 @@ from terrazzo.schedule import (
 )
 from terrazzo.schedule.homes import sharers
 from terrazzo.schedule.lifetimes import Lifetimes
-from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.memory import footprints
 from terrazzo.schedule.sums import Waiting, summed_bytes
 
 READER = 0
@@ -49,10 +49,7 @@ def predict(program: Program, profile: Profile | Prices, *, memory: bool = True)
     step_s = walk.run()
     feet: tuple[int, ...] = ()
     if memory:
-        feet = tuple(
-            footprint(program, device, training=prices.training).total_bytes
-            for device in range(prices.devices)
-        )
+        feet = tuple(f.total_bytes for f in footprints(program, training=prices.training))
     return walk.prediction(step_s, feet)
 
 

@@ -18,7 +18,7 @@ from terrazzo.records import Graph, Plan
 from terrazzo.records.units import bytes_text
 from terrazzo.schedule import Combine, Exchange, Passes, Program, lower
 from terrazzo.schedule.ledger import IDLE, Footprint
-from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.memory import footprints
 from terrazzo.schedule.passes import is_heavy
 from terrazzo.schedule.training import EVERYTHING, Training
 
@@ -35,11 +35,8 @@ WAITING = 20
 
 def needed(graph: Graph, plan: Plan, *, training: Training = EVERYTHING) -> Footprint:
     """The largest footprint among the devices of a plan."""
-    program = lower(graph, plan)
-    return max(
-        (footprint(program, device, training=training) for device in range(plan.devices)),
-        key=lambda found: found.total_bytes,
-    )
+    feet = footprints(lower(graph, plan), training=training)
+    return max(feet, key=lambda found: found.total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +56,9 @@ def tightest(
     graph: Graph, plan: Plan, limits: Sequence[int], *, training: Training = EVERYTHING
 ) -> Tightest:
     """Where a plan is held against the limits of its devices."""
-    program = lower(graph, plan)
-    return max(
-        (
-            Tightest(device, footprint(program, device, training=training), limit)
-            for device, limit in enumerate(limits)
-        ),
-        key=lambda found: found.missing_bytes,
-    )
+    feet = footprints(lower(graph, plan), training=training)
+    found = (Tightest(d, *pair) for d, pair in enumerate(zip(feet, limits, strict=True)))
+    return max(found, key=lambda found: found.missing_bytes)
 
 
 def fit(

@@ -9,7 +9,7 @@ from terrazzo.planner.limits import within
 from terrazzo.planner.search import Found, Tried
 from terrazzo.records import Graph
 from terrazzo.schedule import lower
-from terrazzo.schedule.memory import footprint
+from terrazzo.schedule.memory import footprints
 from terrazzo.schedule.training import EVERYTHING, Training
 
 NEAR = 0.08
@@ -64,7 +64,6 @@ class _Look:
     def at(cls, graph: Graph, one: Tried, training: Training) -> _Look:
         program = lower(graph, one.plan)
         needs = one.prediction.memory_bytes or [
-            footprint(program, device, training=training).total_bytes
-            for device in range(one.plan.devices)
+            foot.total_bytes for foot in footprints(program, training=training)
         ]
         return cls(needs, bool(program.homes))

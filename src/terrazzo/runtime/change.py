@@ -78,9 +78,9 @@ def keep_pace(net: Net, optimizers: Sequence[Optimizer]) -> bool:
     """Another plan, where one is faster or devices stray from the one that is; the same on all."""
     pace = net._pace
     pace.is_kept = True
-    if net._trial is None and net._plans.rivals and net.links.trying is None:
+    if net._trial is None and net._plans.contenders and net.links.trying is None:
         net.links.trying = net.number  # the steps of another net are the same steps
-        net.__dict__["_trial"] = Trial(net._plans.rivals)
+        net.__dict__["_trial"] = Trial(net._plans.contenders)
     if net._trial is not None and not net._trial.is_over:
         return _try_plans(net, net._trial, optimizers)
     if not pace.strays or not pace.is_planned:

@@ -220,7 +220,7 @@ class Net(nn.Module):
     @property
     def is_settled(self) -> bool:
         """Whether no other plan is left that ``keep_pace`` would try."""
-        return not self._plans.rivals if self._trial is None else self._trial.is_over
+        return not self._plans.contenders if self._trial is None else self._trial.is_over
 
     def follow(self, kept: Sequence[int | None]) -> None:
         """Other devices are here from now on: plans are made anew when they are next needed."""

@@ -28,7 +28,7 @@ class Plans(Protocol):
         """How many parameters are trained that were frozen when the plan was made; told once."""
 
     @property
-    def rivals(self) -> Sequence[Plan]:
+    def contenders(self) -> Sequence[Plan]:
         """The plan that is and those that promise about as much, as long as nobody has chosen among
         them; the same on all devices. None where there is nothing to choose."""
 

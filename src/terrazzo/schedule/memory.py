@@ -43,6 +43,11 @@ def footprint(program: Program, device: int, *, training: Training = EVERYTHING)
     return _Walk(program, device, training).peak()
 
 
+def footprints(program: Program, *, training: Training = EVERYTHING) -> tuple[Footprint, ...]:
+    """The same on every device."""
+    return tuple(footprint(program, device, training=training) for device in range(program.devices))
+
+
 class _Walk:
     """One step on one device."""
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from terrazzo.bench.task import Task
 
 
+NEXT = "\n"
+"""Between the files of several plans in the name of one peer: a path may have colons and blanks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a device finds when it is its turn."""

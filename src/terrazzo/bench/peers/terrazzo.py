@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from torch import Tensor
 
 import terrazzo as tz
 from terrazzo.bench.cases import Case
-from terrazzo.bench.peers.peer import Trainer, Work
+from terrazzo.bench.fed import fed
+from terrazzo.bench.peers.peer import NEXT, Trainer, Work
 from terrazzo.bench.task import WithLoss, gradients_of, images_of, loss_of, optimizer_of
 from terrazzo.errors import PlanError, UsageError
 from terrazzo.runtime.cut import plain
 from terrazzo.runtime.net import Net
-from terrazzo.runtime.part import Part
 
 
 class Terrazzo:
@@ -28,7 +27,7 @@ class Terrazzo:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, _, rest = name.partition(" ")
-        self.plans = [Path(part) for part in rest.split(os.pathsep)] if kind == "plan" else []
+        self.plans = [Path(part) for part in rest.split(NEXT)] if kind == "plan" else []
         self.layout, self.groups = "auto", kind
         if kind == "terrazzo":
             words = rest.split()
@@ -63,7 +62,7 @@ class TerrazzoTrainer(Trainer):
 
     def __init__(self, peer: Terrazzo, work: Work) -> None:
         task = work.task()
-        self.work, self.model, self.images = work, task.model, task.images
+        self.work, self.model = work, task.model
         self.loss: Callable[[Any], Tensor]
         whole = WithLoss(task.model)
         self.plans = [tz.Plan.load(path) for path in peer.plans]
@@ -72,32 +71,23 @@ class TerrazzoTrainer(Trainer):
             net = tz.parallelize(whole, (task.images,), layout=peer.layout, groups=peer.groups)
             self.loss, self.prefix = net, "model."
         else:
-            net = self._planned(whole, self.plans[0])
-        self.net = net
-        self._keep_own_part()
+            net = self._planned(whole, task.images)
+        self.net, self.fed = net, fed(net, task.images)
         self.optimizer = optimizer_of(task.model.parameters())
-
-    def _keep_own_part(self) -> None:
-        """Of the images what this device needs, as ``tz.feed`` would leave with it."""
-        shape = tuple(self.images.shape)
-        (boxes,) = self.net.boxes([shape])
-        box = boxes[self.work.device]
-        self.fed = Part(self.images[box.slices()].clone(), box, shape)
-        del self.images
 
     def use(self, choice: int) -> None:
         if self.net.plan != self.plans[choice]:
             self.net.change_plan(self.plans[choice], self.optimizer)
-            self.images = images_of(self.work.case)
-            self._keep_own_part()
+            self.fed = fed(self.net, images_of(self.work.case))
 
-    def _planned(self, whole: WithLoss, plan: tz.Plan) -> Net:
-        """A plan for the model with its loss, or for the bare model: the loss stays outside."""
+    def _planned(self, whole: WithLoss, images: Tensor) -> Net:
+        """By a plan for the model with its loss, or for the bare model: the loss stays outside."""
+        plan = self.plans[0]
         try:
-            net = tz.parallelize(whole, (self.images,), plan)
+            net = tz.parallelize(whole, (images,), plan)
             self.loss, self.prefix = net, "model."
         except PlanError:
-            net = tz.parallelize(self.model, (self.images,), plan)
+            net = tz.parallelize(self.model, (images,), plan)
             self.loss, self.prefix = (lambda images: loss_of(net(images))), ""
         return net
 
